@@ -1,0 +1,108 @@
+"""Runs a tile function on XLA: CPU, any GPU, TPU."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+Array = jax.Array
+
+
+def run_tile(
+    tile: Callable[..., tuple[Array, tuple[Array, ...], tuple[Array, ...]]],
+    param: Array,
+    grad: Array,
+    codes: Sequence[Array],
+    scales: Sequence[Array],
+    *,
+    block: int | None,
+    zeros: Sequence[int],
+) -> tuple[Array, tuple[Array, ...], tuple[Array, ...]]:
+    """Runs `tile(param, grad, codes, scales, row, col)` over a whole leaf at once.
+
+    Leading axes stay as they are, so that a sharding of them needs no exchange. The last axis is cut into blocks, and
+    the last block of a row that is too short is filled up with parameters and gradients 0 and moments `zeros`.
+
+    Args:
+      tile: the tile function; it gets float32 [..., block], uint32 codes, float32 scales [..., 1] and the uint32 global
+        coordinates, and returns (stored parameter, codes, scales).
+      param: bfloat16, float16 or float32, any shape.
+      grad: the parameter's shape, any floating dtype.
+      codes: per moment uint8 of the parameter's shape (float32 where block is None).
+      scales: per moment float32 [..., ceil(n / block)].
+      block: the block's length, or None where scales are handed on untouched.
+      zeros: per moment the code to fill up with.
+
+    Returns:
+      (new parameter, new codes, new scales), with the shapes and dtypes of the old ones.
+    """
+    if param.ndim == 0:
+        row = jnp.zeros((1,), jnp.uint32)
+        lone = [x.reshape(1) for x in (param, grad, *codes)]
+        new = tile(load(lone[0]), load(lone[1]), tuple(lone[2:]), tuple(scales), row, row)
+        return store(new[0], param.dtype).reshape(()), tuple(x.reshape(()) for x in new[1]), new[2]
+
+    row, col = coordinates(param.shape)
+    if block is None:
+        stored, new_codes, new_scales = tile(load(param), load(grad), tuple(codes), tuple(scales), row, col)
+        return store(stored, param.dtype), new_codes, new_scales
+
+    n = param.shape[-1]
+    stored, new_codes, new_scales = tile(
+        into_blocks(load(param), block),
+        into_blocks(load(grad), block),
+        tuple(into_blocks(c.astype(jnp.uint32), block, z) for c, z in zip(codes, zeros, strict=True)),
+        tuple(lax.expand_dims(s, (s.ndim,)) for s in scales),
+        into_blocks(row, block),
+        into_blocks(col, block),
+    )
+    return (
+        store(out_of_blocks(stored, n), param.dtype),
+        tuple(out_of_blocks(c, n).astype(jnp.uint8) for c in new_codes),
+        tuple(lax.squeeze(s, (s.ndim - 1,)) for s in new_scales),
+    )
+
+
+def coordinates(shape: Sequence[int]) -> tuple[Array, Array]:
+    """The row (leading axes flattened, modulo 2**32) and the column of each element, uint32 of that shape."""
+    row = jnp.zeros(tuple(shape), jnp.uint32)
+    for axis in range(len(shape) - 1):
+        stride = math.prod(shape[axis + 1 : -1]) % 2**32
+        row = row + lax.broadcasted_iota(jnp.uint32, tuple(shape), axis) * np.uint32(stride)
+    return row, lax.broadcasted_iota(jnp.uint32, tuple(shape), len(shape) - 1)
+
+
+def into_blocks(x: Array, block: int, fill: int = 0) -> Array:
+    """[..., n] to [..., ceil(n / block), block], filled up at the end."""
+    n = x.shape[-1]
+    blocks = -(-n // block)
+    if blocks * block != n:
+        padding = [(0, 0, 0)] * (x.ndim - 1) + [(0, blocks * block - n, 0)]
+        x = lax.pad(x, jnp.asarray(fill, x.dtype), padding)
+    return x.reshape(*x.shape[:-1], blocks, block)
+
+
+def out_of_blocks(x: Array, n: int) -> Array:
+    """[..., blocks, block] to [..., n]."""
+    x = x.reshape(*x.shape[:-2], x.shape[-2] * x.shape[-1])
+    return x if x.shape[-1] == n else lax.slice_in_dim(x, 0, n, axis=-1)
+
+
+def load(x: Array) -> Array:
+    """A floating array as float32, from its bits: XLA may fold a pair of casts away, and with it the rounding."""
+    if x.dtype == jnp.bfloat16:
+        return lax.bitcast_convert_type(lax.bitcast_convert_type(x, jnp.uint16).astype(jnp.uint32) << 16, jnp.float32)
+    if x.dtype == jnp.float16:
+        x = lax.optimization_barrier(x)
+    return x.astype(jnp.float32)
+
+
+def store(x: Array, dtype: Any) -> Array:
+    """A 16-bit pattern in a uint32 as a 16-bit float; a float32 as itself."""
+    if dtype == jnp.float32:
+        return x
+    return lax.bitcast_convert_type(x.astype(jnp.uint16), dtype)

@@ -1,0 +1,16 @@
+"""BF16 training in JAX with 8-bit optimizer moments and stochastic rounding."""
+
+from optax_sr8bit import codecs as codecs
+from optax_sr8bit import rounding as rounding
+from optax_sr8bit.optimizers import AdamState as AdamState
+from optax_sr8bit.optimizers import LionState as LionState
+from optax_sr8bit.optimizers import adam as adam
+from optax_sr8bit.optimizers import adamw as adamw
+from optax_sr8bit.optimizers import lion as lion
+from optax_sr8bit.report import check as check
+from optax_sr8bit.report import explain as explain
+from optax_sr8bit.transform import Transformation as Transformation
+from optax_sr8bit.wrappers import chain as chain
+from optax_sr8bit.wrappers import inject_hyperparams as inject_hyperparams
+
+__version__ = "0.1.0"

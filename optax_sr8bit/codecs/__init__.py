@@ -1,0 +1,29 @@
+"""The codecs of the moments, one a file."""
+
+from optax_sr8bit.codecs.base import Codec as Codec
+from optax_sr8bit.codecs.base import DitheredCodec as DitheredCodec
+from optax_sr8bit.codecs.base import MomentCode as MomentCode
+from optax_sr8bit.codecs.dynamic import Dynamic as Dynamic
+from optax_sr8bit.codecs.float32 import Float32 as Float32
+from optax_sr8bit.codecs.offset import Offset as Offset
+from optax_sr8bit.codecs.offset_wide import OffsetWide as OffsetWide
+
+CODECS: dict[str, Codec] = {codec.name: codec for codec in (Offset(), OffsetWide(), Dynamic(), Float32())}
+
+
+def get(codec: str | Codec) -> Codec:
+    """Returns the codec of that name, or the object itself.
+
+    Raises:
+      ValueError: for an unknown name.
+    """
+    if isinstance(codec, Codec):
+        return codec
+    if isinstance(codec, str) and codec in CODECS:
+        return CODECS[codec]
+    raise ValueError(f"unknown codec {codec!r}; pass one of {sorted(CODECS)} or a codecs.Codec object")
+
+
+def by_number(number: int) -> str:
+    """The name of the codec with that number in a state's `format`."""
+    return next((c.name for c in CODECS.values() if c.number == number), f"unknown codec number {number}")

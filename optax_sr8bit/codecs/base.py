@@ -1,0 +1,94 @@
+"""What a codec is: an 8-bit code for the signed moment, one for the unsigned, and where their dither comes from."""
+
+import abc
+import dataclasses
+from collections.abc import Callable
+from typing import ClassVar
+
+import numpy as np
+
+from optax_sr8bit import bits
+
+DITHERS: dict[str, tuple[Callable, Callable]] = {
+    "weyl": (bits.weyl_mu, bits.weyl_nu),
+    "philox": (bits.philox_mu, bits.philox_nu),
+    "nearest": (bits.half_code, bits.half_code),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class MomentCode:
+    """How one moment is stored between steps. All functions are tile functions over float32 and uint32.
+
+    Attributes:
+      encode: (x, absmax, word, table) -> uint32 code; word is the dither, a uniform uint32.
+      decode: (code, scale, table) -> float32.
+      scale: absmax -> what is kept of it per block, float32.
+      floor: scale -> the least value that the second moment may take in a denominator, in the units of x.
+      zero: the code that decodes to 0.0 (for a code without zero, to the least value).
+      tiny: absmax is clamped from below at this, so that reciprocals stay finite and zero blocks need no special case.
+      table: the 256 decoded values for absmax 1, float32, or None where arithmetic does it.
+    """
+
+    encode: Callable
+    decode: Callable
+    scale: Callable
+    floor: Callable
+    zero: int
+    tiny: float
+    table: np.ndarray | None = dataclasses.field(default=None, compare=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Codec(abc.ABC):
+    """How the moments of a leaf are stored.
+
+    Attributes:
+      name: what the `codec=` argument calls it.
+      number: identifies the codec in a state's `format`.
+      bits: bits per element and moment, scales not counted.
+      blockwise: whether elements are scaled by the largest magnitude of their block.
+      signed: the code of signed moments (mu).
+      unsigned: the code of non-negative moments (nu).
+    """
+
+    name: ClassVar[str]
+    number: ClassVar[int]
+    bits: ClassVar[int]
+    blockwise: ClassVar[bool]
+    signed: ClassVar[MomentCode]
+    unsigned: ClassVar[MomentCode]
+
+    def code(self, signed: bool) -> MomentCode:
+        """The code of a signed or of a non-negative moment."""
+        return self.signed if signed else self.unsigned
+
+    def dither_word(self, signed: bool) -> Callable:
+        """The tile function (words, row, col) -> uint32 that draws a moment's dither."""
+        return bits.half_code
+
+
+@dataclasses.dataclass(frozen=True)
+class DitheredCodec(Codec):
+    """A codec that rounds to a code at random, so that slow averages move on average instead of stalling.
+
+    Attributes:
+      dither: "weyl" (default; a low-discrepancy sequence), "philox" (independent random bits), or "nearest" (none:
+        averages stall once a step moves them by less than half a code).
+    """
+
+    dither: str = "weyl"
+
+    def __post_init__(self):
+        """Checks the fields."""
+        if self.dither not in DITHERS:
+            raise ValueError(f"unknown dither {self.dither!r} for codec {self.name!r}; pass one of {sorted(DITHERS)}")
+
+    def dither_word(self, signed: bool) -> Callable:
+        """The tile function (words, row, col) -> uint32 that draws a moment's dither."""
+        return DITHERS[self.dither][0 if signed else 1]
+
+
+def no_floor(scale):
+    """No floor under the second moment."""
+    return scale * 0.0

@@ -1,0 +1,66 @@
+"""`offset`: an 8-bit float with an offset, linear near zero and logarithmic above.
+
+With 1 added, the scaled magnitude y + 1 lies in [1, 2**8) (mu, sign-3-4) or [1, 2**16) (nu, 4-4), and the exponent and
+the four leading mantissa bits of that float32 are the code: one fused multiply-add, a bit cast, an addition, a shift.
+The code is linear in the bits and the value is linear between neighbouring codes, so 19 uniform bits added below the
+code round it without bias.
+"""
+
+import dataclasses
+
+from optax_sr8bit.codecs.base import DitheredCodec, MomentCode, no_floor
+from optax_sr8bit_kernels.names import absolute, bits, f32, minimum, u32
+
+
+def encode_mu(x, absmax, word, table):
+    """sign | min((bits(|x| 247/absmax + 1) - bits(1) + r) >> 19, 127), r the 19 high bits of word."""
+    y = absolute(x) * (247.0 / absmax) + 1.0
+    return minimum((bits(y) - 0x3F800000 + (word >> 13)) >> 19, u32(127)) | ((bits(x) >> 24) & 128)
+
+
+def decode_mu(code, scale, table):
+    """±(f32((c << 19) + bits(1)) - 1) scale, the sign in bit 7."""
+    magnitude = (f32(((code & 127) << 19) + 0x3F800000) - 1.0) * scale
+    return f32(bits(magnitude) | ((code & 128) << 24))
+
+
+def scale_mu(absmax):
+    """The value of one unit of the offset float."""
+    return absmax * (1.0 / 247.0)
+
+
+def encode_nu(x, absmax, word, table):
+    """min((bits(x 63487/absmax + 1) - bits(1) + r) >> 19, 255), r the 19 high bits of word."""
+    y = x * (63487.0 / absmax) + 1.0
+    return minimum((bits(y) - 0x3F800000 + (word >> 13)) >> 19, u32(255))
+
+
+def decode_nu(code, scale, table):
+    """(f32((c << 19) + bits(1)) - 1) scale."""
+    return (f32((code << 19) + 0x3F800000) - 1.0) * scale
+
+
+def scale_nu(absmax):
+    """The value of one unit of the offset float."""
+    return absmax * (1.0 / 63487.0)
+
+
+def floor_nu(scale):
+    """Half the least code that is not zero: a second moment that decodes to zero beside a first one that does not."""
+    return scale * 0.03125
+
+
+@dataclasses.dataclass(frozen=True)
+class Offset(DitheredCodec):
+    """The default: 8-bit offset floats, sign-3-4 for mu and 4-4 for nu, both dithered.
+
+    Attributes:
+      dither: "weyl" (default), "philox" or "nearest".
+    """
+
+    name = "offset"
+    number = 1
+    bits = 8
+    blockwise = True
+    signed = MomentCode(encode_mu, decode_mu, scale_mu, no_floor, zero=0, tiny=2.0**-100)
+    unsigned = MomentCode(encode_nu, decode_nu, scale_nu, floor_nu, zero=0, tiny=2.0**-100)

@@ -1,0 +1,58 @@
+"""`offset_wide`: more exponent and less mantissa than `offset`, for blocks that span very different scales.
+
+mu is a sign-4-3 offset float; nu a 5-3 float without an offset, which spans 2**32 and never decodes to zero.
+"""
+
+import dataclasses
+
+from optax_sr8bit.codecs.base import DitheredCodec, MomentCode, no_floor
+from optax_sr8bit_kernels.names import absolute, as_int, as_uint, bits, f32, maximum, minimum, signed_bits, u32
+
+
+def encode_mu(x, absmax, word, table):
+    """sign | min((bits(|x| 61439/absmax + 1) - bits(1) + r) >> 20, 127), r the 20 high bits of word."""
+    y = absolute(x) * (61439.0 / absmax) + 1.0
+    return minimum((bits(y) - 0x3F800000 + (word >> 12)) >> 20, u32(127)) | ((bits(x) >> 24) & 128)
+
+
+def decode_mu(code, scale, table):
+    """±(f32((c << 20) + bits(1)) - 1) scale, the sign in bit 7."""
+    magnitude = (f32(((code & 127) << 20) + 0x3F800000) - 1.0) * scale
+    return f32(bits(magnitude) | ((code & 128) << 24))
+
+
+def scale_mu(absmax):
+    """The value of one unit of the offset float."""
+    return absmax * (1.0 / 61439.0)
+
+
+def encode_nu(x, absmax, word, table):
+    """clamp((bits(x/s) - bits(1) + r) >> 20, 0, 255), r the 20 high bits of word, s = absmax / (1.875 2**31)."""
+    b = signed_bits(x * (4026531840.0 / absmax)) - 0x3F800000 + as_int(word >> 12)
+    return as_uint(minimum(maximum(b >> 20, 0), 255))
+
+
+def decode_nu(code, scale, table):
+    """f32((c << 20) + bits(1)) scale: never zero once a scale is."""
+    return f32((code << 20) + 0x3F800000) * scale
+
+
+def scale_nu(absmax):
+    """The least value that the code can hold."""
+    return absmax * (1.0 / 4026531840.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class OffsetWide(DitheredCodec):
+    """Offset floats of wider range: for embeddings, output heads, and b2 <= 0.95.
+
+    Attributes:
+      dither: "weyl" (default), "philox" or "nearest".
+    """
+
+    name = "offset_wide"
+    number = 2
+    bits = 8
+    blockwise = True
+    signed = MomentCode(encode_mu, decode_mu, scale_mu, no_floor, zero=0, tiny=2.0**-90)
+    unsigned = MomentCode(encode_nu, decode_nu, scale_nu, no_floor, zero=0, tiny=2.0**-90)

@@ -1,0 +1,167 @@
+"""Adam and AdamW."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from optax_sr8bit.hyperparameters import bias_correction
+from optax_sr8bit.optimizers.factory import optimizer
+from optax_sr8bit.rule import Definition, Moment, Rule
+from optax_sr8bit_kernels.names import maximum, reciprocal, sqrt
+
+
+class AdamState(NamedTuple):
+    """State of `adam` and `adamw`; the trees have the parameters' structure.
+
+    Attributes:
+      count: int32 scalar, the steps taken.
+      mu: first moments, uint8 codes (float32 in small leaves) of the parameters' shapes.
+      nu: second moments, likewise.
+      mu_scale: float32 [..., ceil(n / block)].
+      nu_scale: likewise.
+      seed: uint32[2].
+      format: uint32[2 + leaves]: version, log2 of the block size, the codec of each leaf.
+    """
+
+    count: jax.Array
+    mu: Any
+    nu: Any
+    mu_scale: Any
+    nu_scale: Any
+    seed: jax.Array
+    format: jax.Array
+
+
+def scalars(hyper: dict[str, jax.Array], count: jax.Array) -> tuple[jax.Array, ...]:
+    """The float32 scalars of step count + 1, as `update` unpacks them."""
+    t = count.astype(jnp.float32) + 1.0
+    return (
+        *(hyper[name] for name in ("learning_rate", "b1", "b2", "eps", "eps_root", "weight_decay")),
+        1.0 / bias_correction(hyper["b1"], t),
+        1.0 / bias_correction(hyper["b1"], t + 1.0),
+        1.0 / bias_correction(hyper["b2"], t),
+    )
+
+
+def update(param, grad, moments, floors, scalars, flags):
+    """One step of AdamW on a tile, in float32; the formula stands in `adamw`."""
+    learning_rate, b1, b2, eps, eps_root, weight_decay, debias_mu, debias_next_mu, debias_nu = scalars
+    decay, nesterov = flags
+    mu, nu = moments
+    mu = b1 * mu + (1.0 - b1) * grad
+    nu = b2 * nu + (1.0 - b2) * (grad * grad)
+    if nesterov:
+        direction = b1 * mu * debias_next_mu + (1.0 - b1) * grad * debias_mu
+    else:
+        direction = mu * debias_mu
+    step = direction * reciprocal(sqrt(maximum(nu, floors[1]) * debias_nu + eps_root) + eps)
+    if decay:
+        step = step + weight_decay * param
+    return param - learning_rate * step, (mu, nu)
+
+
+def _rule(name: str, decay: bool, nesterov: bool) -> Rule:
+    moments = (Moment("mu", signed=True), Moment("nu", signed=False))
+    return Rule(name, moments, AdamState, scalars, update, flags=(decay, nesterov))
+
+
+@optimizer
+def adam(
+    learning_rate: optax.ScalarOrSchedule,
+    b1: jax.typing.ArrayLike = 0.9,
+    b2: jax.typing.ArrayLike = 0.999,
+    eps: jax.typing.ArrayLike = 1e-8,
+    eps_root: jax.typing.ArrayLike = 0.0,
+    mu_dtype: None = None,
+    *,
+    nesterov: bool = False,
+) -> Definition:
+    """Adam with 8-bit moments and stochastically rounded parameters: `adamw` without weight decay.
+
+    Args:
+      learning_rate: a number or a schedule of the count.
+      b1: decay rate of the first moment, in [0, 1).
+      b2: decay rate of the second moment, in [0, 1).
+      eps: added to the denominator, outside the square root.
+      eps_root: added inside the square root.
+      mu_dtype: must stay None; moments are kept as `codec` says.
+      nesterov: whether to look ahead, as `optax.adam` does.
+
+    Returns:
+      A `Transformation`: `init`, `update`, and the fused `step`.
+
+    Raises:
+      ValueError: for arguments out of range.
+
+    Example:
+      >>> import jax.numpy as jnp, optax_sr8bit as sr8
+      >>> params = {"w": jnp.ones((64, 128), jnp.bfloat16)}
+      >>> tx = sr8.adam(1e-3)
+      >>> state = tx.init(params)
+      >>> params, state = tx.step(params, state, params)
+      >>> state.mu["w"].dtype
+      dtype('uint8')
+
+    References:
+      Kingma and Ba, Adam: A Method for Stochastic Optimization, 2014, https://arxiv.org/abs/1412.6980
+    """
+    hyper = {"learning_rate": learning_rate, "b1": b1, "b2": b2, "eps": eps, "eps_root": eps_root}
+    return Definition(_rule("adam", False, nesterov), hyper | {"weight_decay": 0.0})
+
+
+@optimizer
+def adamw(
+    learning_rate: optax.ScalarOrSchedule,
+    b1: jax.typing.ArrayLike = 0.9,
+    b2: jax.typing.ArrayLike = 0.999,
+    eps: jax.typing.ArrayLike = 1e-8,
+    eps_root: jax.typing.ArrayLike = 0.0,
+    mu_dtype: None = None,
+    weight_decay: optax.ScalarOrSchedule = 1e-4,
+    mask: Any = None,
+    *,
+    nesterov: bool = False,
+) -> Definition:
+    r"""AdamW with 8-bit moments and stochastically rounded parameters.
+
+    .. math::
+
+      m &\leftarrow b_1 m + (1 - b_1) g, \qquad v \leftarrow b_2 v + (1 - b_2) g^2 \\
+      u &= \frac{m / (1 - b_1^t)}{\sqrt{\max(v, \text{floor}) / (1 - b_2^t) + \text{eps\_root}} + \text{eps}} \\
+      p &\leftarrow \text{round}(p - \text{learning\_rate} \, (u + \text{weight\_decay} \, p))
+
+    All in float32 and rounded once; `m` and `v` are quantised after they were used. The floor belongs to the codec.
+
+    Args:
+      learning_rate: a number or a schedule of the count.
+      b1: decay rate of the first moment, in [0, 1).
+      b2: decay rate of the second moment, in [0, 1).
+      eps: added to the denominator, outside the square root.
+      eps_root: added inside the square root.
+      mu_dtype: must stay None; moments are kept as `codec` says.
+      weight_decay: a number or a schedule of the count, multiplied with the learning rate.
+      mask: which leaves decay: a tree of booleans like the parameters (or a prefix), or a function that returns it.
+      nesterov: whether to look ahead, as `optax.adamw` does.
+
+    Returns:
+      A `Transformation`: `init`, `update`, and the fused `step`.
+
+    Raises:
+      ValueError: for arguments out of range.
+
+    Example:
+      >>> import jax.numpy as jnp, optax_sr8bit as sr8
+      >>> params = {"w": jnp.ones((64, 128), jnp.bfloat16)}
+      >>> tx = sr8.adamw(1e-3, weight_decay=0.1)
+      >>> state = tx.init(params)
+      >>> params, state = tx.step(params, state, params)
+      >>> params["w"].dtype
+      dtype(bfloat16)
+
+    References:
+      Loshchilov and Hutter, Decoupled Weight Decay Regularization, 2019, https://arxiv.org/abs/1711.05101
+    """
+    hyper = {"learning_rate": learning_rate, "b1": b1, "b2": b2, "eps": eps, "eps_root": eps_root}
+    return Definition(_rule("adamw", True, nesterov), hyper | {"weight_decay": weight_decay}, mask)

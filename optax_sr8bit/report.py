@@ -1,0 +1,162 @@
+"""What will happen to each leaf and why, and whether a state is what its optimizer expects."""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from optax_sr8bit import state as states
+from optax_sr8bit.plan import LeafPlan, plan_tree
+from optax_sr8bit.rule import Rule
+from optax_sr8bit.transform import Transformation
+
+# Parameters and each moment in float32, as the FP32 optimizer of the same name keeps them.
+FLOAT32_BYTES = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class LeafReport:
+    """One leaf of a `Report`.
+
+    Attributes:
+      plan: what happens to it.
+      param_bytes: of the parameter.
+      state_bytes: of its moments and scales.
+    """
+
+    plan: LeafPlan
+    param_bytes: int
+    state_bytes: int
+
+    @property
+    def size(self) -> int:
+        """Its elements."""
+        return math.prod(self.plan.shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What an optimizer keeps for a tree of parameters; prints as a table.
+
+    Attributes:
+      rule: the optimizer's rule.
+      implementation: the back end, and why.
+      leaves: one entry a leaf.
+    """
+
+    rule: Rule
+    implementation: str
+    leaves: tuple[LeafReport, ...]
+
+    @property
+    def size(self) -> int:
+        """All elements."""
+        return sum(leaf.size for leaf in self.leaves)
+
+    @property
+    def bytes(self) -> int:
+        """Parameters, moments and scales, without the few bytes of count, seed and format."""
+        return sum(leaf.param_bytes + leaf.state_bytes for leaf in self.leaves)
+
+    @property
+    def bytes_per_parameter(self) -> float:
+        """`bytes` over `size`."""
+        return self.bytes / max(self.size, 1)
+
+    @property
+    def float32_bytes_per_parameter(self) -> float:
+        """The same for float32 parameters and moments."""
+        return FLOAT32_BYTES * (1.0 + len(self.rule.moments))
+
+    def __str__(self) -> str:
+        """The table."""
+        head = ("leaf", "shape", "dtype", "rounding", "codec", "block", "B/param", "why")
+        rows = [head, *(_row(leaf) for leaf in self.leaves)]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
+        lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+        total = (
+            f"{self.rule.name} on {self.implementation}: {self.size:,} parameters in {len(self.leaves)} leaves, "
+            f"{self.bytes:,} bytes, {self.bytes_per_parameter:.3f} a parameter; in float32 "
+            f"{self.float32_bytes_per_parameter:.3f}"
+        )
+        return "\n".join([*lines, total])
+
+
+def explain(tx: Transformation, params: Any) -> Report:
+    """Prints what will happen to each leaf and why, and the memory beside that of float32.
+
+    Args:
+      tx: an optimizer of this library, also within `sr8.chain` or `sr8.inject_hyperparams`.
+      params: a tree of arrays or ShapeDtypeStructs.
+
+    Returns:
+      The `Report` that was printed.
+
+    Raises:
+      TypeError: for another transformation, or leaves that cannot be stepped.
+    """
+    _require(tx)
+    rule = tx.definition.rule
+    leaves = []
+    for plan in plan_tree(params, tx.options):
+        size, scales = math.prod(plan.shape), math.prod(plan.scale_shape)
+        moment = size * jnp.dtype(plan.code_dtype).itemsize + scales * 4
+        leaves.append(LeafReport(plan, size * jnp.dtype(plan.dtype).itemsize, moment * len(rule.moments)))
+    how = "xla (asked for)" if tx.options.implementation == "xla" else "xla (this version has no GPU kernel)"
+    report = Report(rule, how, tuple(leaves))
+    print(report)
+    return report
+
+
+def check(state: Any, tx: Transformation, params: Any = None) -> None:
+    """Checks that a state, a restored one say, is what the optimizer expects.
+
+    Args:
+      state: the optimizer's state, also within those of `sr8.chain`, `optax.chain` or wrappers.
+      tx: the optimizer.
+      params: its parameters; without them their dtypes are taken to be bfloat16.
+
+    Raises:
+      ValueError: says what differs, leaf by leaf.
+      TypeError: where tx is no optimizer of this library.
+    """
+    _require(tx)
+    rule = tx.definition.rule
+    found = list(_states(state, rule))
+    if not found:
+        raise ValueError(f"no {rule.state.__name__} in the state, a {type(state).__name__}; it belongs to no {rule.name}")
+    for one in found:
+        codes = getattr(one, rule.moments[0].name)
+        tree = params if params is not None else jax.tree.map(lambda c: jax.ShapeDtypeStruct(c.shape, jnp.bfloat16), codes)
+        plans = plan_tree(tree, tx.options)
+        states.check_format(one, plans, tx.options)
+        states.check_leaves(rule, one, plans)
+        if tuple(one.seed.shape) != (2,) or one.seed.dtype != jnp.uint32:
+            raise ValueError(f"state.seed must be uint32[2], is {one.seed.dtype}{list(one.seed.shape)}")
+
+
+def _states(tree: Any, rule: Rule) -> Iterator[Any]:
+    """All states of the rule within a state."""
+    for leaf in jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, rule.state)):
+        if isinstance(leaf, rule.state):
+            yield leaf
+
+
+def _row(leaf: LeafReport) -> tuple[str, ...]:
+    plan = leaf.plan
+    how = plan.rounding.name if plan.dtype != jnp.float32 else "-"
+    per = f"{(leaf.param_bytes + leaf.state_bytes) / leaf.size:.3f}" if leaf.size else "-"
+    why = plan.reason + ("; rare updates may be huge" if plan.codec.name == "dynamic" else "")
+    block = "-" if plan.block is None else str(plan.block)
+    return (plan.name or "(root)", str(list(plan.shape)), str(plan.dtype), how, plan.codec.name, block, per, why)
+
+
+def _require(tx: Any) -> None:
+    if not isinstance(tx, Transformation):
+        raise TypeError(
+            f"expected an optimizer of optax_sr8bit, got {type(tx).__name__}; optax.chain and optax's wrappers hide it: pass "
+            "the optimizer itself, or build with sr8.chain and sr8.inject_hyperparams"
+        )

@@ -1,0 +1,109 @@
+"""The state of any rule: built, checked, taken apart and put together."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from optax_sr8bit import codecs, seeds
+from optax_sr8bit.options import Options
+from optax_sr8bit.plan import LeafPlan, named_leaves, plan_leaf, plan_tree
+from optax_sr8bit.rule import Rule
+
+VERSION = 1
+
+
+def init(rule: Rule, options: Options, params: Any) -> Any:
+    """A fresh state: moments and scales zero, count zero.
+
+    Args:
+      rule: the optimizer's rule.
+      options: its options.
+      params: any tree of arrays or ShapeDtypeStructs, or one of Optax's placeholders.
+
+    Returns:
+      `rule.state`, with per moment uint8 codes (float32 moments) of the parameters' shapes and float32 scales
+      [..., ceil(n / block)]; `seed` uint32[2] and `format` uint32[2 + leaves].
+    """
+    plans = plan_tree(params, options)
+
+    def tree(make: Any) -> Any:
+        return jax.tree_util.tree_map_with_path(
+            lambda path, leaf: make(plan_leaf(seeds.path_name(path), leaf, options)), params
+        )
+
+    fields = {}
+    for moment in rule.moments:
+        fields[moment.name] = tree(
+            lambda plan, signed=moment.signed: jnp.full(plan.shape, plan.codec.code(signed).zero, plan.code_dtype)
+        )
+        fields[moment.name + "_scale"] = tree(lambda plan: jnp.zeros(plan.scale_shape, jnp.float32))
+    return rule.state(
+        count=jnp.zeros([], jnp.int32),
+        seed=seeds.seed_words(options.seed),
+        format=jnp.asarray(format_of(plans, options)),
+        **fields,
+    )
+
+
+def format_of(plans: list[LeafPlan], options: Options) -> np.ndarray:
+    """uint32: the state's version, log2 of the block size, and the number of each leaf's codec."""
+    return np.array([VERSION, options.block_size.bit_length() - 1, *(p.codec.number for p in plans)], np.uint32)
+
+
+def check_format(state: Any, plans: list[LeafPlan], options: Options) -> None:
+    """Compares the state's `format`, where it is concrete, with what the optimizer would write.
+
+    Raises:
+      ValueError: says what differs, leaf by leaf.
+    """
+    if isinstance(state.format, jax.core.Tracer):
+        return
+    found, expected = np.asarray(state.format), format_of(plans, options)
+    if found.ndim == 2 and (found == found[:1]).all():  # an ensemble made by vmap
+        found = found[0]
+    if found.shape != expected.shape:
+        raise ValueError(f"the state's format has shape {found.shape}, expected {expected.shape}: not a state of this tree")
+    if found[0] != VERSION:
+        raise ValueError(f"the state has format version {found[0]}, this library reads version {VERSION}")
+    wrong = []
+    if found[1] != expected[1]:
+        wrong.append(f"block_size {2 ** int(found[1])}, not {2 ** int(expected[1])}")
+    for plan, number in zip(plans, found[2:], strict=True):
+        if number != plan.codec.number:
+            wrong.append(f"{plan.name}: codec {codecs.by_number(int(number))!r}, not {plan.codec.name!r}")
+    if wrong:
+        raise ValueError(
+            "the state was built with other options than this optimizer's: " + "; ".join(wrong)
+            + ". Build the optimizer with the state's options, or the state with tx.init"
+        )
+
+
+def check_leaves(rule: Rule, state: Any, plans: list[LeafPlan]) -> None:
+    """Checks shapes and dtypes of all moments and scales against the plan; works under jit too.
+
+    Raises:
+      ValueError: names every array that differs.
+    """
+    wrong = []
+    for moment in rule.moments:
+        for field, shape, dtype in (
+            (moment.name, lambda p: p.shape, lambda p: p.code_dtype),
+            (moment.name + "_scale", lambda p: p.scale_shape, lambda p: jnp.float32),
+        ):
+            leaves = named_leaves(getattr(state, field))
+            if [name for name, _ in leaves] != [p.name for p in plans]:
+                raise ValueError(
+                    f"state.{field} has the leaves {[name for name, _ in leaves]}, the parameters "
+                    f"{[p.name for p in plans]}; build the state with tx.init(params)"
+                )
+            for plan, (name, leaf) in zip(plans, leaves, strict=True):
+                if tuple(leaf.shape) != shape(plan) or leaf.dtype != dtype(plan):
+                    expected = f"{jnp.dtype(dtype(plan))}{list(shape(plan))}"
+                    wrong.append(f"{field}/{name} is {leaf.dtype}{list(leaf.shape)}, expected {expected}")
+    if wrong:
+        raise ValueError(
+            "the state does not belong to these parameters and options: " + "; ".join(wrong)
+            + ". Build it with tx.init(params), or give the optimizer the options that it was built with"
+        )
