@@ -16,6 +16,7 @@ def fused_step(
     grad,
     codes,
     scales,
+    again,
     row,
     col,
     tables,
@@ -40,6 +41,7 @@ def fused_step(
       grad: gradients, float32 [..., block].
       codes: per moment its codes, uint32 [..., block] (float32 moments where not blockwise).
       scales: per moment its scales, float32 [..., 1].
+      again: the same (grad, codes, scales) to compute the moments from once more for absmax, or None to use those at hand.
       row: global row of each element, uint32, of the tile's shape.
       col: global column of each element, uint32, of the tile's shape.
       tables: per moment its table of decoded values, or None.
@@ -60,27 +62,36 @@ def fused_step(
     Returns:
       (what is stored of the new parameters, new codes, new scales).
     """
-    moments = ()
-    least = ()
-    for i in static_range(len(codes)):
-        moments = moments + (decoders[i](codes[i], scales[i], tables[i]),)
-        least = least + (floors[i](scales[i]),)
-    new_param, moments = rule(param, grad, moments, least, scalars, flags)
+    new_param, moments = advance(param, grad, codes, scales, tables, scalars, rule, flags, decoders, floors)
     stored = round_to(new_param, draw(words, row, col))
     moments = finite_or_zero(moments)
-    new_codes = ()
+    new_codes = moments
     new_scales = scales
     if blockwise:
+        measured = moments
+        if again is not None:
+            grad, codes, scales = again
+            _, measured = advance(param, grad, codes, scales, tables, scalars, rule, flags, decoders, floors)
+            measured = finite_or_zero(measured)
+        absmax = block_max(measured)
+        new_codes = ()
         new_scales = ()
-        absmax = block_max(moments)
         for i in static_range(len(codes)):
             largest = maximum(absmax[i], tinies[i])
             word = dithers[i](words, row, col)
             new_codes = new_codes + (encoders[i](moments[i], largest, word, tables[i]),)
             new_scales = new_scales + (rescalers[i](largest),)
-    else:
-        new_codes = moments
     return stored, new_codes, new_scales
+
+
+def advance(param, grad, codes, scales, tables, scalars, rule, flags, decoders, floors):
+    """Decodes the moments and applies the rule: (new param, new moments), all float32."""
+    moments = ()
+    least = ()
+    for i in static_range(len(codes)):
+        moments = moments + (decoders[i](codes[i], scales[i], tables[i]),)
+        least = least + (floors[i](scales[i]),)
+    return rule(param, grad, moments, least, scalars, flags)
 
 
 def finite_or_zero(moments):

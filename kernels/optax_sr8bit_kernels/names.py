@@ -40,11 +40,6 @@ def as_uint(x: Array) -> Array:
     return lax.convert_element_type(x, jnp.uint32)
 
 
-def as_float(x: Array) -> Array:
-    """An integer as float32, rounded to nearest."""
-    return lax.convert_element_type(x, jnp.float32)
-
-
 def signed_bits(x: Array) -> Array:
     """The bit pattern of a float32, as int32."""
     return lax.bitcast_convert_type(x, jnp.int32)

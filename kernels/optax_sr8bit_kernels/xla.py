@@ -28,8 +28,9 @@ def run_tile(
     the last block of a row that is too short is filled up with parameters and gradients 0 and moments `zeros`.
 
     Args:
-      tile: the tile function; it gets float32 [..., block], uint32 codes, float32 scales [..., 1] and the uint32 global
-        coordinates, and returns (stored parameter, codes, scales).
+      tile: the tile function of (param, grad, codes, scales, again, row, col), see `param` to `scales` but in float32
+        [..., block], uint32 codes, float32 scales [..., 1]; `again` is the same (grad, codes, scales), and row and col
+        are the global coordinates, uint32. It returns (stored parameter, codes, scales).
       param: bfloat16, float16 or float32, any shape.
       grad: the parameter's shape, any floating dtype.
       codes: per moment uint8 of the parameter's shape (float32 where block is None).
@@ -41,25 +42,33 @@ def run_tile(
       (new parameter, new codes, new scales), with the shapes and dtypes of the old ones.
     """
     if param.ndim == 0:
-        row = jnp.zeros((1,), jnp.uint32)
         lone = [x.reshape(1) for x in (param, grad, *codes)]
-        new = tile(load(lone[0]), load(lone[1]), tuple(lone[2:]), tuple(scales), row, row)
-        return store(new[0], param.dtype).reshape(()), tuple(x.reshape(()) for x in new[1]), new[2]
+        new = run_tile(tile, lone[0], lone[1], lone[2:], scales, block=None, zeros=zeros)
+        return new[0].reshape(()), tuple(x.reshape(()) for x in new[1]), new[2]
 
     row, col = coordinates(param.shape)
     if block is None:
-        stored, new_codes, new_scales = tile(load(param), load(grad), tuple(codes), tuple(scales), row, col)
+        stored, new_codes, new_scales = tile(load(param), load(grad), tuple(codes), tuple(scales), None, row, col)
         return store(stored, param.dtype), new_codes, new_scales
 
-    n = param.shape[-1]
+    def inputs(grad: Array, codes: Sequence[Array], scales: Sequence[Array]) -> tuple[Any, ...]:
+        return (
+            into_blocks(load(grad), block),
+            tuple(into_blocks(c.astype(jnp.uint32), block, z) for c, z in zip(codes, zeros, strict=True)),
+            tuple(lax.expand_dims(s, (s.ndim,)) for s in scales),
+        )
+
+    # XLA runs a tile as several loops over the whole leaf. What the search for absmax reads is cheaper computed again from
+    # the 8-bit inputs than kept in float32 temporaries; behind the barrier XLA does not see that it is the same.
+    again = inputs(*lax.optimization_barrier((grad, codes, scales)))
     stored, new_codes, new_scales = tile(
         into_blocks(load(param), block),
-        into_blocks(load(grad), block),
-        tuple(into_blocks(c.astype(jnp.uint32), block, z) for c, z in zip(codes, zeros, strict=True)),
-        tuple(lax.expand_dims(s, (s.ndim,)) for s in scales),
+        *inputs(grad, codes, scales),
+        again,
         into_blocks(row, block),
         into_blocks(col, block),
     )
+    n = param.shape[-1]
     return (
         store(out_of_blocks(stored, n), param.dtype),
         tuple(out_of_blocks(c, n).astype(jnp.uint8) for c in new_codes),
