@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 DECAY_RATES = ("b1", "b2")
 
@@ -21,10 +22,10 @@ def check(hyper: dict[str, Any]) -> None:
             continue
         if name in DECAY_RATES and getattr(value, "dtype", None) in (jnp.bfloat16, jnp.float16):
             raise ValueError(
-                f"{name} arrived rounded to {value.dtype}, as optax.inject_hyperparams does on 16-bit parameters (0.999 "
-                "becomes 1.0 in bfloat16); use sr8.inject_hyperparams, which keeps hyperparameters in float32"
+                f"{name} arrived rounded to {value.dtype}, as optax.inject_hyperparams does on 16-bit parameters "
+                "(0.999 becomes 1.0 in bfloat16); use sr8.inject_hyperparams, which keeps hyperparameters in float32"
             )
-        if isinstance(value, jax.core.Tracer):
+        if isinstance(value, Tracer):
             continue
         array = np.asarray(value)
         if array.ndim or not (np.issubdtype(array.dtype, np.number) or jnp.issubdtype(array.dtype, jnp.floating)):

@@ -6,8 +6,8 @@ import jax
 
 HELP = (
     "an update of in_place=True only supports `p + update` (optax.apply_updates): it carries the new parameter, not a "
-    "difference. For transformations or wrappers behind the optimizer (optax.MultiSteps, optax.apply_if_finite, a scale) "
-    "use in_place=False; to step without updates use tx.step"
+    "difference. With transformations or wrappers around the optimizer (optax.MultiSteps, optax.apply_if_finite, a "
+    "scale) use in_place=False; to step without updates use tx.step"
 )
 
 

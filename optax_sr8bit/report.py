@@ -127,10 +127,12 @@ def check(state: Any, tx: Transformation, params: Any = None) -> None:
     rule = tx.definition.rule
     found = list(_states(state, rule))
     if not found:
-        raise ValueError(f"no {rule.state.__name__} in the state, a {type(state).__name__}; it belongs to no {rule.name}")
+        raise ValueError(f"{rule.name} keeps a {rule.state.__name__}, which this {type(state).__name__} does not hold")
     for one in found:
-        codes = getattr(one, rule.moments[0].name)
-        tree = params if params is not None else jax.tree.map(lambda c: jax.ShapeDtypeStruct(c.shape, jnp.bfloat16), codes)
+        tree = params
+        if tree is None:
+            codes = getattr(one, rule.moments[0].name)
+            tree = jax.tree.map(lambda code: jax.ShapeDtypeStruct(code.shape, jnp.bfloat16), codes)
         plans = plan_tree(tree, tx.options)
         states.check_format(one, plans, tx.options)
         states.check_leaves(rule, one, plans)
@@ -157,6 +159,6 @@ def _row(leaf: LeafReport) -> tuple[str, ...]:
 def _require(tx: Any) -> None:
     if not isinstance(tx, Transformation):
         raise TypeError(
-            f"expected an optimizer of optax_sr8bit, got {type(tx).__name__}; optax.chain and optax's wrappers hide it: pass "
-            "the optimizer itself, or build with sr8.chain and sr8.inject_hyperparams"
+            f"expected an optimizer of optax_sr8bit, got {type(tx).__name__}; optax.chain and Optax's wrappers hide "
+            "it: pass the optimizer itself, or build with sr8.chain and sr8.inject_hyperparams"
         )

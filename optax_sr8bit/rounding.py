@@ -1,4 +1,4 @@
-"""Rounding float32 to a 16-bit parameter, on bits: a compiler may fold a pair of casts away, but not integer arithmetic.
+"""Rounding float32 to a 16-bit parameter, on bits: a compiler may fold a pair of casts away, but no integer arithmetic.
 
 Stochastic rounding of a float32 to bfloat16 keeps the upper half and carries into it with the probability that the
 lower half says:

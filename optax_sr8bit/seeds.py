@@ -56,7 +56,7 @@ def path_name(path: tuple[Any, ...]) -> str:
     return "/".join(keys)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def leaf_words(name: str) -> tuple[int, int]:
     """The low and the high word of the 64-bit blake2s of a leaf's name."""
     low, high = _hash(name.encode())

@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from optax_sr8bit import codecs, seeds
 from optax_sr8bit.options import Options
@@ -58,13 +59,13 @@ def check_format(state: Any, plans: list[LeafPlan], options: Options) -> None:
     Raises:
       ValueError: says what differs, leaf by leaf.
     """
-    if isinstance(state.format, jax.core.Tracer):
+    if isinstance(state.format, Tracer):
         return
     found, expected = np.asarray(state.format), format_of(plans, options)
     if found.ndim == 2 and (found == found[:1]).all():  # an ensemble made by vmap
         found = found[0]
     if found.shape != expected.shape:
-        raise ValueError(f"the state's format has shape {found.shape}, expected {expected.shape}: not a state of this tree")
+        raise ValueError(f"the state's format is {list(found.shape)}, expected {list(expected.shape)}: of another tree")
     if found[0] != VERSION:
         raise ValueError(f"the state has format version {found[0]}, this library reads version {VERSION}")
     wrong = []
@@ -75,7 +76,8 @@ def check_format(state: Any, plans: list[LeafPlan], options: Options) -> None:
             wrong.append(f"{plan.name}: codec {codecs.by_number(int(number))!r}, not {plan.codec.name!r}")
     if wrong:
         raise ValueError(
-            "the state was built with other options than this optimizer's: " + "; ".join(wrong)
+            "the state was built with other options than this optimizer's: "
+            + "; ".join(wrong)
             + ". Build the optimizer with the state's options, or the state with tx.init"
         )
 
@@ -104,6 +106,7 @@ def check_leaves(rule: Rule, state: Any, plans: list[LeafPlan]) -> None:
                     wrong.append(f"{field}/{name} is {leaf.dtype}{list(leaf.shape)}, expected {expected}")
     if wrong:
         raise ValueError(
-            "the state does not belong to these parameters and options: " + "; ".join(wrong)
+            "the state does not belong to these parameters and options: "
+            + "; ".join(wrong)
             + ". Build it with tx.init(params), or give the optimizer the options that it was built with"
         )

@@ -41,7 +41,7 @@ def fused_step(
       grad: gradients, float32 [..., block].
       codes: per moment its codes, uint32 [..., block] (float32 moments where not blockwise).
       scales: per moment its scales, float32 [..., 1].
-      again: the same (grad, codes, scales) to compute the moments from once more for absmax, or None to use those at hand.
+      again: the same (grad, codes, scales), to compute the moments once more for absmax, or None to use those at hand.
       row: global row of each element, uint32, of the tile's shape.
       col: global column of each element, uint32, of the tile's shape.
       tables: per moment its table of decoded values, or None.

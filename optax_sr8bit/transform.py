@@ -148,5 +148,6 @@ def _decays(mask: Any, params: Any) -> list[bool]:
         raise ValueError(f"mask must be a tree of booleans like the parameters, or a prefix of it: {error}") from None
     flags = jax.tree.leaves(full)
     if not all(isinstance(flag, bool | np.bool_) for flag in flags):
-        raise ValueError("mask must hold plain booleans, which are static; got " + repr({type(f).__name__ for f in flags}))
+        kinds = sorted({type(flag).__name__ for flag in flags})
+        raise ValueError(f"mask must hold plain booleans, which are static; got {kinds}")
     return [bool(flag) for flag in flags]

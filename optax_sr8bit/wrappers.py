@@ -84,7 +84,7 @@ def inject_hyperparams(
         tx = factory(*args, **kwargs)
         if not isinstance(tx, Transformation):
             raise ValueError(
-                f"sr8.inject_hyperparams needs a factory of optax_sr8bit's optimizers, which {factory.__name__} is not; use "
+                f"{factory.__name__} returns no optimizer of optax_sr8bit, which sr8.inject_hyperparams needs; use "
                 "optax.inject_hyperparams"
             )
         return Transformation(

@@ -94,6 +94,6 @@ def lookup(table, index):
 def block_max(xs):
     """The largest |x| along the last axis of each float32 tile, kept as an axis of length 1."""
     result = ()
-    for i in tl.static_range(len(xs)):
+    for i in tl.static_range(len(xs)):  # pyright: ignore[reportGeneralTypeIssues]
         result = result + (tl.max(tl.abs(xs[i]), axis=-1, keep_dims=True),)
     return result

@@ -58,8 +58,8 @@ def run_tile(
             tuple(lax.expand_dims(s, (s.ndim,)) for s in scales),
         )
 
-    # XLA runs a tile as several loops over the whole leaf. What the search for absmax reads is cheaper computed again from
-    # the 8-bit inputs than kept in float32 temporaries; behind the barrier XLA does not see that it is the same.
+    # XLA runs a tile as several loops over the whole leaf. What the search for absmax reads is cheaper computed again
+    # from the 8-bit inputs than kept in float32 temporaries; behind the barrier XLA does not see that it is the same.
     again = inputs(*lax.optimization_barrier((grad, codes, scales)))
     stored, new_codes, new_scales = tile(
         into_blocks(load(param), block),

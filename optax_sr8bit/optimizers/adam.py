@@ -25,7 +25,7 @@ class AdamState(NamedTuple):
       format: uint32[2 + leaves]: version, log2 of the block size, the codec of each leaf.
     """
 
-    count: jax.Array
+    count: jax.Array  # pyright: ignore[reportIncompatibleMethodOverride]
     mu: Any
     nu: Any
     mu_scale: Any

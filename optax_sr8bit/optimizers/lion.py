@@ -21,7 +21,7 @@ class LionState(NamedTuple):
       format: uint32[2 + leaves]: version, log2 of the block size, the codec of each leaf.
     """
 
-    count: jax.Array
+    count: jax.Array  # pyright: ignore[reportIncompatibleMethodOverride]
     mu: Any
     mu_scale: Any
     seed: jax.Array
