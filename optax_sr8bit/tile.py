@@ -8,7 +8,7 @@ from optax_sr8bit import bits
 from optax_sr8bit.codecs import Codec
 from optax_sr8bit.rounding import Rounding
 from optax_sr8bit.rule import Rule
-from optax_sr8bit_kernels.names import absolute, block_max, maximum, static_range, where
+from optax_sr8bit_kernels.names import absolute, block_max, maximum, static_range, unfused, where
 
 
 def fused_step(
@@ -47,7 +47,7 @@ def fused_step(
       tables: per moment its table of decoded values, or None.
       scalars: the rule's hyperparameters of this step, float32 scalars.
       words: the address of the random bits, see `bits`.
-      rule: tile function (param, grad, moments, floors, scalars, flags) -> (new param, new moments).
+      rule: the `update` of a `Rule`.
       flags: the rule's static switches.
       draw: tile function (words, row, col) -> the parameter's random bits.
       round_to: tile function (float32, random bits) -> what is stored of a parameter.
@@ -62,7 +62,8 @@ def fused_step(
     Returns:
       (what is stored of the new parameters, new codes, new scales).
     """
-    new_param, moments = advance(param, grad, codes, scales, tables, scalars, rule, flags, decoders, floors)
+    zero = words[2] >> 31  # the step count is an int32 and never negative
+    new_param, moments = advance(param, grad, codes, scales, tables, scalars, zero, rule, flags, decoders, floors)
     stored = round_to(new_param, draw(words, row, col))
     moments = finite_or_zero(moments)
     new_codes = moments
@@ -71,7 +72,7 @@ def fused_step(
         measured = moments
         if again is not None:
             grad, codes, scales = again
-            _, measured = advance(param, grad, codes, scales, tables, scalars, rule, flags, decoders, floors)
+            _, measured = advance(param, grad, codes, scales, tables, scalars, zero, rule, flags, decoders, floors)
             measured = finite_or_zero(measured)
         absmax = block_max(measured)
         new_codes = ()
@@ -84,14 +85,14 @@ def fused_step(
     return stored, new_codes, new_scales
 
 
-def advance(param, grad, codes, scales, tables, scalars, rule, flags, decoders, floors):
+def advance(param, grad, codes, scales, tables, scalars, zero, rule, flags, decoders, floors):
     """Decodes the moments and applies the rule: (new param, new moments), all float32."""
     moments = ()
     least = ()
     for i in static_range(len(codes)):
         moments = moments + (decoders[i](codes[i], scales[i], tables[i]),)
         least = least + (floors[i](scales[i]),)
-    return rule(param, grad, moments, least, scalars, flags)
+    return rule(unfused(param, zero), unfused(grad, zero), moments, least, scalars, zero, flags)
 
 
 def finite_or_zero(moments):

@@ -16,6 +16,7 @@ from optax_sr8bit.leaf import LeafSpec, step_leaf
 from optax_sr8bit.options import Options
 from optax_sr8bit.plan import LeafPlan, named_leaves, plan_tree
 from optax_sr8bit.rule import Definition, Rule
+from optax_sr8bit_kernels import names
 
 
 class Transformation(optax.GradientTransformationExtraArgs):
@@ -98,8 +99,10 @@ def build(definition: Definition, options: Options) -> Transformation:
 
 @functools.partial(jax.jit, static_argnums=0)
 def _scalars(rule: Rule, hyper: dict[str, jax.Array], count: jax.Array) -> tuple[jax.Array, ...]:
-    # Behind the barrier constants are values like any other: folded or not, the bits stay the same.
-    return rule.scalars(jax.lax.optimization_barrier(hyper), count)
+    # The zero is one that only the run can know: a constant would be folded with another exponential than the run's, and
+    # the bits would depend on whether a hyperparameter is a constant.
+    zero = count.astype(jnp.uint32) >> 31
+    return rule.scalars({name: names.unfused(value, zero) for name, value in hyper.items()}, count)
 
 
 def _check(door: str, rule: Rule, options: Options, grads: Any, state: Any, params: Any) -> list[LeafPlan]:

@@ -28,7 +28,7 @@ def encode_mu(x, absmax, word, table):
 def encode_nu(x, absmax, word, table):
     """The code whose value is nearest to x/absmax; code 0 is zero."""
     y = x / absmax
-    return _nearest(y, _position(y, 2.0), table)
+    return _nearest(y, _position(y, 2.0) - 1, table)
 
 
 def decode(code, scale, table):
@@ -42,7 +42,10 @@ def scale(absmax):
 
 
 def _position(y, intervals):
-    """How many values of the map lie below y in [0, 1], give or take one: the map is concave and piecewise linear."""
+    """Where y in [0, 1] lies on the map, give or take one; its first value is at `intervals`.
+
+    The position is concave and piecewise linear in y: the least of seven straight lines.
+    """
     p = intervals + (y * 1e6 - 0.1) * (intervals / 0.9)
     p = minimum(p, 2.0 * intervals + (y * 1e5 - 0.1) * (2.0 * intervals / 0.9))
     p = minimum(p, 4.0 * intervals + (y * 1e4 - 0.1) * (4.0 * intervals / 0.9))

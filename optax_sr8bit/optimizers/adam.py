@@ -9,7 +9,7 @@ import optax
 from optax_sr8bit.hyperparameters import bias_correction
 from optax_sr8bit.optimizers.factory import optimizer
 from optax_sr8bit.rule import Definition, Moment, Rule
-from optax_sr8bit_kernels.names import maximum, reciprocal, sqrt
+from optax_sr8bit_kernels.names import maximum, reciprocal, sqrt, unfused
 
 
 class AdamState(NamedTuple):
@@ -45,21 +45,21 @@ def scalars(hyper: dict[str, jax.Array], count: jax.Array) -> tuple[jax.Array, .
     )
 
 
-def update(param, grad, moments, floors, scalars, flags):
+def update(param, grad, moments, floors, scalars, zero, flags):
     """One step of AdamW on a tile, in float32; the formula stands in `adamw`."""
     learning_rate, b1, b2, eps, eps_root, weight_decay, debias_mu, debias_next_mu, debias_nu = scalars
     decay, nesterov = flags
     mu, nu = moments
-    mu = b1 * mu + (1.0 - b1) * grad
-    nu = b2 * nu + (1.0 - b2) * (grad * grad)
+    mu = unfused(b1 * mu, zero) + unfused((1.0 - b1) * grad, zero)
+    nu = unfused(b2 * nu, zero) + unfused((1.0 - b2) * (grad * grad), zero)
     if nesterov:
-        direction = b1 * mu * debias_next_mu + (1.0 - b1) * grad * debias_mu
+        direction = unfused(b1 * mu * debias_next_mu, zero) + unfused((1.0 - b1) * grad * debias_mu, zero)
     else:
         direction = mu * debias_mu
-    step = direction * reciprocal(sqrt(maximum(nu, floors[1]) * debias_nu + eps_root) + eps)
+    step = direction * reciprocal(sqrt(unfused(maximum(nu, floors[1]) * debias_nu, zero) + eps_root) + eps)
     if decay:
-        step = step + weight_decay * param
-    return param - learning_rate * step, (mu, nu)
+        step = unfused(step, zero) + unfused(weight_decay * param, zero)
+    return param - unfused(learning_rate * step, zero), (mu, nu)
 
 
 def _rule(name: str, decay: bool, nesterov: bool) -> Rule:

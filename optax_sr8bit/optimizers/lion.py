@@ -7,7 +7,7 @@ import optax
 
 from optax_sr8bit.optimizers.factory import optimizer
 from optax_sr8bit.rule import Definition, Moment, Rule
-from optax_sr8bit_kernels.names import where
+from optax_sr8bit_kernels.names import unfused, where
 
 
 class LionState(NamedTuple):
@@ -34,16 +34,17 @@ def scalars(hyper: dict[str, jax.Array], count: jax.Array) -> tuple[jax.Array, .
     return tuple(hyper[name] for name in ("learning_rate", "b1", "b2", "weight_decay"))
 
 
-def update(param, grad, moments, floors, scalars, flags):
+def update(param, grad, moments, floors, scalars, zero, flags):
     """One step of Lion on a tile, in float32; the formula stands in `lion`."""
     learning_rate, b1, b2, weight_decay = scalars
     mu = moments[0]
-    blend = b1 * mu + (1.0 - b1) * grad
+    blend = unfused(b1 * mu, zero) + unfused((1.0 - b1) * grad, zero)
     # Not a product with |blend|: zeros stay zero and NaN stays NaN.
     step = where(blend > 0.0, 1.0, where(blend < 0.0, -1.0, blend))
     if flags[0]:
-        step = step + weight_decay * param
-    return param - learning_rate * step, (b2 * mu + (1.0 - b2) * grad,)
+        step = step + unfused(weight_decay * param, zero)
+    mu = unfused(b2 * mu, zero) + unfused((1.0 - b2) * grad, zero)
+    return param - unfused(learning_rate * step, zero), (mu,)
 
 
 @optimizer
