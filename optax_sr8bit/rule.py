@@ -26,9 +26,9 @@ class Rule:
       moments: what it remembers of the gradients, in the order of `update`.
       state: the NamedTuple of its state: `count`, a field per moment, a `_scale` field per moment, `seed`, `format`.
       scalars: (hyperparameters, count) -> tuple of float32 scalars, computed once a step.
-      update: tile function (param, grad, moments, floors, scalars, zero, flags) -> (new param, new moments), all float32.
-        Every product that is added to something passes `unfused(product, zero)`, so that the bits do not depend on the
-        program around.
+      update: tile function (param, grad, moments, floors, scalars, zero, flags) -> (new param, new moments), all
+        float32. Every product that is added to something passes `unfused(product, zero)`, so that the bits do not
+        depend on the program around.
       flags: static switches of `update`; the first is whether weight decay applies.
     """
 

@@ -99,8 +99,8 @@ def build(definition: Definition, options: Options) -> Transformation:
 
 @functools.partial(jax.jit, static_argnums=0)
 def _scalars(rule: Rule, hyper: dict[str, jax.Array], count: jax.Array) -> tuple[jax.Array, ...]:
-    # The zero is one that only the run can know: a constant would be folded with another exponential than the run's, and
-    # the bits would depend on whether a hyperparameter is a constant.
+    # The zero is one that only the run can know: the compiler would fold a constant with another exponential than the
+    # run's, and the bits would depend on whether a hyperparameter is a constant.
     zero = count.astype(jnp.uint32) >> 31
     return rule.scalars({name: names.unfused(value, zero) for name, value in hyper.items()}, count)
 

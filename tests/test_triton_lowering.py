@@ -1,6 +1,5 @@
 """The math is written once: every rule, codec and rounding compiles for NVIDIA GPUs, from the functions XLA runs."""
 
-
 import jax.numpy as jnp
 import pytest
 

@@ -53,9 +53,9 @@ def absolute(x: Array) -> Array:
 def unfused(x: Array, zero: Array) -> Array:
     """x itself, a float32 that is not to be contracted with the addition that it goes into.
 
-    XLA turns a product and an addition into a fused multiply-add wherever it happens to find both in one loop, so that the
-    bits would depend on the program around. `zero` is a uint32 that is always 0, which the compiler cannot know. A back end
-    that compiles one fixed kernel may ignore it and contract.
+    XLA turns a product and an addition into a fused multiply-add wherever it happens to find both in one loop, so that
+    the bits would depend on the program around. `zero` is a uint32 that is always 0, which the compiler cannot know. A
+    back end that compiles one fixed kernel may ignore it and contract.
     """
     return f32(bits(x) ^ zero)
 
