@@ -39,7 +39,17 @@ def kernel(  # the least that lets a fused step compile: loads, the tile functio
     scalar_ptr,
     word_ptr,
     step: tl.constexpr,
-    parts: tl.constexpr,
+    rule: tl.constexpr,
+    flags: tl.constexpr,
+    draw: tl.constexpr,
+    round_to: tl.constexpr,
+    decoders: tl.constexpr,
+    floors: tl.constexpr,
+    dithers: tl.constexpr,
+    encoders: tl.constexpr,
+    rescalers: tl.constexpr,
+    tinies: tl.constexpr,
+    blockwise: tl.constexpr,
     scalar_count: tl.constexpr,
     rows: tl.constexpr,
     block: tl.constexpr,
@@ -51,7 +61,7 @@ def kernel(  # the least that lets a fused step compile: loads, the tile functio
     scales = ()
     for i in tl.static_range(len(code_ptrs)):
         code = tl.load(code_ptrs[i] + at)
-        codes = codes + (code.to(tl.uint32) if parts[10] else code,)
+        codes = codes + (code.to(tl.uint32) if blockwise else code,)
         scales = scales + (tl.load(scale_ptrs[i] + row),)
     scalars = ()
     for i in tl.static_range(scalar_count):
@@ -71,8 +81,18 @@ def kernel(  # the least that lets a fused step compile: loads, the tile functio
         table_ptrs,
         scalars,
         words,
-        parts[0], parts[1], parts[2], parts[3], parts[4], parts[5], parts[6], parts[7], parts[8], parts[9], parts[10],
-    )  # fmt: skip
+        rule,
+        flags,
+        draw,
+        round_to,
+        decoders,
+        floors,
+        dithers,
+        encoders,
+        rescalers,
+        tinies,
+        blockwise,
+    )
     if param_ptr.dtype.element_ty == tl.float32:
         tl.store(param_ptr + at, stored)
     else:
@@ -82,19 +102,21 @@ def kernel(  # the least that lets a fused step compile: loads, the tile functio
         tl.store(scale_ptrs[i] + row, scales[i])
 
 
+def retarget(part):
+    """A static argument of the tile function as a kernel takes it."""
+    if isinstance(part, tuple):
+        return tuple(map(retarget, part))
+    return to_triton(part) if callable(part) else part
+
+
 def lower(optimizer, codec, how, dtype, capability):
     """The PTX of one combination."""
     tx, scalar_count = OPTIMIZERS[optimizer]
     rule = tx.definition.rule
-    parts = tile.parts(rule, rule.flags, CODECS[codec], rounding.get(how), dtype)
     codes = [CODECS[codec].code(m.signed) for m in rule.moments]
-    swapped = tuple(
-        tuple(to_triton(f) if callable(f) else f for f in part) if isinstance(part, tuple)
-        else to_triton(part) if callable(part) else part
-        for part in parts.values()
-    )  # fmt: skip
-    constants = {"step": to_triton(tile.fused_step), "parts": swapped, "scalar_count": scalar_count}
-    constants |= {"rows": ROWS, "block": BLOCK}
+    parts = tile.parts(rule, rule.flags, CODECS[codec], rounding.get(how), dtype)
+    constants = {name: retarget(part) for name, part in parts.items()}
+    constants |= {"step": to_triton(tile.fused_step), "scalar_count": scalar_count, "rows": ROWS, "block": BLOCK}
     n = len(rule.moments)
     signature = {
         "param_ptr": PARAMS[dtype],

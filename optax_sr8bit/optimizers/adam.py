@@ -48,7 +48,7 @@ def scalars(hyper: dict[str, jax.Array], count: jax.Array) -> tuple[jax.Array, .
 def update(param, grad, moments, floors, scalars, zero, flags):
     """One step of AdamW on a tile, in float32; the formula stands in `adamw`."""
     learning_rate, b1, b2, eps, eps_root, weight_decay, debias_mu, debias_next_mu, debias_nu = scalars
-    decay, nesterov = flags
+    decay, nesterov = flags[0], flags[1]
     mu, nu = moments
     mu = unfused(b1 * mu, zero) + unfused((1.0 - b1) * grad, zero)
     nu = unfused(b2 * nu, zero) + unfused((1.0 - b2) * (grad * grad), zero)
