@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from optax_sr8bit_kernels.names import unfused
+
 DECAY_RATES = ("b1", "b2")
 
 
@@ -44,5 +46,22 @@ def evaluate(hyper: dict[str, Any], count: jax.Array) -> dict[str, jax.Array]:
 
 
 def bias_correction(decay_rate: jax.Array, steps: jax.Array) -> jax.Array:
-    """1 - decay_rate**steps in float32, accurate where the two nearly cancel."""
-    return -jnp.expm1(steps * jnp.log1p(decay_rate - 1.0))
+    """1 - decay_rate**steps, to a few roundings even where the two nearly cancel, and to the same bits everywhere.
+
+    With c(n) = 1 - b**n, c(m + n) = c(m) + c(n) (1 - c(m)): sums of positive terms, by the bits of the exponent. An
+    exponential would be more direct, but a compiler that knows its argument evaluates it otherwise than the run does.
+
+    Args:
+      decay_rate: float32, any shape.
+      steps: uint32 of that shape, at least 1.
+
+    Returns:
+      float32.
+    """
+    zero = (steps >> 31) & (steps >> 30)  # counts are int32
+    total, power = jnp.zeros_like(decay_rate), 1.0 - decay_rate
+    for i in range(32):
+        more = total + unfused(power * (1.0 - total), zero)
+        total = jnp.where((steps >> i) & 1 == 1, more, total)
+        power = power * (2.0 - power)
+    return total

@@ -53,6 +53,20 @@ def format_of(plans: list[LeafPlan], options: Options) -> np.ndarray:
     return np.array([VERSION, options.block_size.bit_length() - 1, *(p.codec.number for p in plans)], np.uint32)
 
 
+def check(rule: Rule, state: Any, plans: list[LeafPlan], options: Options) -> None:
+    """Checks a state against what the optimizer would build: format first, which says most.
+
+    Raises:
+      ValueError: says what differs, leaf by leaf.
+    """
+    if tuple(state.seed.shape[-1:]) != (2,) or state.seed.dtype != jnp.uint32:
+        raise ValueError(
+            f"state.seed must be uint32[2], is {state.seed.dtype}{list(state.seed.shape)}; a key goes to the factory"
+        )
+    check_format(state, plans, options)
+    check_leaves(rule, state, plans)
+
+
 def check_format(state: Any, plans: list[LeafPlan], options: Options) -> None:
     """Compares the state's `format`, where it is concrete, with what the optimizer would write.
 

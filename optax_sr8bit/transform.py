@@ -16,7 +16,6 @@ from optax_sr8bit.leaf import LeafSpec, step_leaf
 from optax_sr8bit.options import Options
 from optax_sr8bit.plan import LeafPlan, named_leaves, plan_tree
 from optax_sr8bit.rule import Definition, Rule
-from optax_sr8bit_kernels import names
 
 
 class Transformation(optax.GradientTransformationExtraArgs):
@@ -99,10 +98,7 @@ def build(definition: Definition, options: Options) -> Transformation:
 
 @functools.partial(jax.jit, static_argnums=0)
 def _scalars(rule: Rule, hyper: dict[str, jax.Array], count: jax.Array) -> tuple[jax.Array, ...]:
-    # The zero is one that only the run can know: the compiler would fold a constant with another exponential than the
-    # run's, and the bits would depend on whether a hyperparameter is a constant.
-    zero = count.astype(jnp.uint32) >> 31
-    return rule.scalars({name: names.unfused(value, zero) for name, value in hyper.items()}, count)
+    return rule.scalars(hyper, count)
 
 
 def _check(door: str, rule: Rule, options: Options, grads: Any, state: Any, params: Any) -> list[LeafPlan]:
@@ -116,8 +112,7 @@ def _check(door: str, rule: Rule, options: Options, grads: Any, state: Any, para
         raise ValueError(f"the state of {rule.name} is a {rule.state.__name__}, got {type(state).__name__}")
     plans = plan_tree(params, options)
     _check_grads(grads, plans)
-    states.check_leaves(rule, state, plans)
-    states.check_format(state, plans, options)
+    states.check(rule, state, plans, options)
     return plans
 
 

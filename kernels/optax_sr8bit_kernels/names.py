@@ -86,8 +86,14 @@ def where(condition, x, y) -> Array:
 
 
 def mulhi(x: Array, y: np.uint32) -> Array:
-    """The high 32 bits of the 64-bit product of two uint32."""
-    return lax.mulhi(x, jnp.broadcast_to(y, jnp.shape(x)))
+    """The high 32 bits of the 64-bit product of a uint32 and a uint32 constant.
+
+    Not `lax.mulhi`, which does not lower on arrays that lie on several devices (JAX 0.10 to 0.12), nor four products of
+    halves, which take half as long again.
+    """
+    with jax.enable_x64(True):
+        product = lax.convert_element_type(x, jnp.uint64) * lax.convert_element_type(y, jnp.uint64)
+        return lax.convert_element_type(product >> lax.full_like(product, 32), jnp.uint32)
 
 
 def lookup(table: Array, index: Array) -> Array:
@@ -99,12 +105,13 @@ def block_max(xs: tuple[Array, ...]) -> tuple[Array, ...]:
     """The largest |x| along the last axis of each float32 tile, kept as an axis of length 1.
 
     One reduction for all of them: XLA's CPU back end fuses a reduction of several operands with what computes them
-    and writes no float32 temporaries, while it materialises the operand of a single one.
+    and writes no float32 temporaries, while it materialises the operand of a single one. So a lone tile is searched for
+    the largest x and the largest -x.
     """
-    magnitudes = tuple(lax.abs(x) for x in xs)
-    if len(magnitudes) == 1:
-        magnitudes *= 2
-    zeros = (np.float32(0),) * len(magnitudes)
+    operands = tuple(lax.abs(x) for x in xs) if len(xs) > 1 else (xs[0], -xs[0])
+    zeros = (np.float32(0),) * len(operands)
     axis = jnp.ndim(xs[0]) - 1
-    reduced = lax.reduce(magnitudes, zeros, lambda a, b: tuple(map(lax.max, a, b)), (axis,))
-    return tuple(lax.expand_dims(x, (axis,)) for x in reduced[: len(xs)])
+    reduced = lax.reduce(operands, zeros, lambda a, b: tuple(map(lax.max, a, b)), (axis,))
+    if len(xs) == 1:
+        reduced = (lax.max(*reduced),)
+    return tuple(lax.expand_dims(x, (axis,)) for x in reduced)

@@ -36,13 +36,10 @@ class AdamState(NamedTuple):
 
 def scalars(hyper: dict[str, jax.Array], count: jax.Array) -> tuple[jax.Array, ...]:
     """The float32 scalars of step count + 1, as `update` unpacks them."""
-    t = count.astype(jnp.float32) + 1.0
-    return (
-        *(hyper[name] for name in ("learning_rate", "b1", "b2", "eps", "eps_root", "weight_decay")),
-        1.0 / bias_correction(hyper["b1"], t),
-        1.0 / bias_correction(hyper["b1"], t + 1.0),
-        1.0 / bias_correction(hyper["b2"], t),
-    )
+    t = count.astype(jnp.uint32) + 1
+    debias = 1.0 / bias_correction(jnp.stack([hyper["b1"], hyper["b1"], hyper["b2"]]), jnp.stack([t, t + 1, t]))
+    given = (hyper[name] for name in ("learning_rate", "b1", "b2", "eps", "eps_root", "weight_decay"))
+    return (*given, debias[0], debias[1], debias[2])
 
 
 def update(param, grad, moments, floors, scalars, zero, flags):
