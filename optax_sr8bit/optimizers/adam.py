@@ -37,22 +37,23 @@ class AdamState(NamedTuple):
 def scalars(hyper: dict[str, jax.Array], count: jax.Array) -> tuple[jax.Array, ...]:
     """The float32 scalars of step count + 1, as `update` unpacks them."""
     t = count.astype(jnp.uint32) + 1
-    debias = 1.0 / bias_correction(jnp.stack([hyper["b1"], hyper["b1"], hyper["b2"]]), jnp.stack([t, t + 1, t]))
+    b1 = hyper["b1"]
+    debias = 1.0 / bias_correction(jnp.stack([b1, b1, hyper["b2"]]), jnp.stack([t, t + 1, t]))
     given = (hyper[name] for name in ("learning_rate", "b1", "b2", "eps", "eps_root", "weight_decay"))
-    return (*given, debias[0], debias[1], debias[2])
+    return (*given, debias[0], b1 * debias[1], (1.0 - b1) * debias[0], debias[2])
 
 
 def update(param, grad, moments, floors, scalars, zero, flags):
     """One step of AdamW on a tile, in float32; the formula stands in `adamw`."""
-    learning_rate, b1, b2, eps, eps_root, weight_decay, debias_mu, debias_next_mu, debias_nu = scalars
+    learning_rate, b1, b2, eps, eps_root, weight_decay, debias_mu, ahead_mu, ahead_grad, debias_nu = scalars
     decay, nesterov = flags[0], flags[1]
     mu, nu = moments
     mu = unfused(b1 * mu, zero) + unfused((1.0 - b1) * grad, zero)
     nu = unfused(b2 * nu, zero) + unfused((1.0 - b2) * (grad * grad), zero)
     if nesterov:
-        direction = unfused(b1 * mu * debias_next_mu, zero) + unfused((1.0 - b1) * grad * debias_mu, zero)
+        direction = unfused(ahead_mu * mu, zero) + unfused(ahead_grad * grad, zero)
     else:
-        direction = mu * debias_mu
+        direction = unfused(debias_mu * mu, zero)
     step = direction * reciprocal(sqrt(unfused(maximum(nu, floors[1]) * debias_nu, zero) + eps_root) + eps)
     if decay:
         step = unfused(step, zero) + unfused(weight_decay * param, zero)
