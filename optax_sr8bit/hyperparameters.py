@@ -7,20 +7,23 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from optax_sr8bit_kernels.names import unfused
+from optax_sr8bit_kernels.names import unfused, unknown_zero
 
 DECAY_RATES = ("b1", "b2")
+SCHEDULED = ("learning_rate", "weight_decay")
 
 
 def check(hyper: dict[str, Any]) -> None:
     """Checks what is concrete.
 
     Raises:
-      ValueError: for a decay rate outside [0, 1), any other value that is negative or not a number, or a decay rate
-        that has been rounded to 16 bits on its way here.
+      ValueError: for a decay rate outside [0, 1) or rounded to 16 bits on its way here, any other value that is
+        negative or not a finite number, and a schedule where none can be.
     """
     for name, value in hyper.items():
         if callable(value):
+            if name not in SCHEDULED:
+                raise ValueError(f"{name} cannot be a schedule, only {SCHEDULED}; or use sr8.inject_hyperparams")
             continue
         if name in DECAY_RATES and getattr(value, "dtype", None) in (jnp.bfloat16, jnp.float16):
             raise ValueError(
@@ -30,18 +33,22 @@ def check(hyper: dict[str, Any]) -> None:
         if isinstance(value, Tracer):
             continue
         array = np.asarray(value)
-        if array.ndim or not (np.issubdtype(array.dtype, np.number) or jnp.issubdtype(array.dtype, jnp.floating)):
-            raise ValueError(f"{name} must be a scalar number or a schedule, got {value!r}")
-        number = float(array)
+        real = jnp.issubdtype(array.dtype, jnp.floating) or jnp.issubdtype(array.dtype, jnp.integer)
+        if array.ndim or not real:
+            raise ValueError(f"{name} must be a real number, got {value!r}")
+        number = float(np.float32(array))  # 1 - 1e-9 is 1 where it is used
         if name in DECAY_RATES and not 0.0 <= number < 1.0:
             raise ValueError(f"{name} must be in [0, 1), got {number}")
-        if not number >= 0.0:
-            raise ValueError(f"{name} must not be negative, got {number}")
+        if not 0.0 <= number < float("inf"):
+            raise ValueError(f"{name} must be finite and not negative, got {number}")
 
 
 def evaluate(hyper: dict[str, Any], count: jax.Array) -> dict[str, jax.Array]:
     """All hyperparameters at `count` as float32 scalars; schedules see the count before the step, as in Optax."""
     values = {name: value(count) if callable(value) else value for name, value in hyper.items()}
+    for name, value in values.items():
+        if value is None or jnp.ndim(value) or jnp.issubdtype(jnp.result_type(value), jnp.complexfloating):
+            raise ValueError(f"{name} must be a real scalar at every step, got {value!r}")
     return {name: jnp.asarray(value).astype(jnp.float32) for name, value in values.items()}
 
 
@@ -58,10 +65,11 @@ def bias_correction(decay_rate: jax.Array, steps: jax.Array) -> jax.Array:
     Returns:
       float32.
     """
-    zero = (steps >> 31) & (steps >> 30)  # counts are int32
+    # Two zeros, lest the compiler know one of them: the steps are 2**31 + 1 at most.
+    zero = unknown_zero(decay_rate) | ((steps >> 31) & (steps >> 30))
     total, power = jnp.zeros_like(decay_rate), 1.0 - decay_rate
     for i in range(32):
         more = total + unfused(power * (1.0 - total), zero)
         total = jnp.where((steps >> i) & 1 == 1, more, total)
-        power = power * (2.0 - power)
+        power = unfused(power * (2.0 - power), zero)
     return total

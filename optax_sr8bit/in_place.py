@@ -35,6 +35,10 @@ class InPlaceUpdate:
         """Shape and dtype."""
         return f"InPlaceUpdate({self._value.dtype}{list(self._value.shape)})"
 
+    def __getattr__(self, name: str) -> NoReturn:
+        """What an array would have, an update has not."""
+        raise AttributeError(f"no {name!r}: {HELP}")
+
     def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise TypeError(HELP)
 

@@ -8,11 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from optax_sr8bit import codecs, rounding
+from optax_sr8bit import codecs, rounding, seeds
 from optax_sr8bit.codecs import Codec
 from optax_sr8bit.rounding import Rounding
 
 IMPLEMENTATIONS = (None, "xla", "triton")
+DELTA_DTYPES = (jnp.dtype("bfloat16"), jnp.dtype("float16"), jnp.dtype("float32"))
 
 DOC = """
 Shared keyword arguments:
@@ -45,10 +46,13 @@ class Options:
 
     def __post_init__(self):
         """Raises a ValueError that names the argument and its legal values."""
+        seeds.check_seed(self.seed)
+        if not isinstance(self.in_place, bool):
+            raise ValueError(f"in_place must be True or False, got {self.in_place!r}")
         _check_choice("codec", self.codec, codecs.get)
         _check_choice("rounding", self.rounding, rounding.get)
-        _check_static_int("block_size", self.block_size)
-        _check_static_int("min_8bit_size", self.min_8bit_size)
+        for name in ("block_size", "min_8bit_size"):
+            object.__setattr__(self, name, _static_int(name, getattr(self, name)))
         if not (32 <= self.block_size <= 2048 and self.block_size & (self.block_size - 1) == 0):
             raise ValueError(f"block_size must be a power of two from 32 to 2048, got {self.block_size}")
         if self.min_8bit_size < 0:
@@ -60,27 +64,28 @@ class Options:
                 "implementation='triton': this version has no Triton kernel; pass implementation='xla' or None"
             )
         if self.delta_dtype is not None:
-            if not jnp.issubdtype(self.delta_dtype, jnp.floating):
-                raise ValueError(f"delta_dtype must be a floating dtype, got {self.delta_dtype!r}")
+            if not any(self.delta_dtype == dtype for dtype in DELTA_DTYPES):
+                raise ValueError(f"delta_dtype must be bfloat16, float16 or float32, got {self.delta_dtype!r}")
             if self.in_place:
                 raise ValueError("delta_dtype has no meaning with in_place=True, which returns no delta; drop one")
 
 
 def _check_choice(argument: str, choice: Any, get: Callable[[Any], Any]) -> None:
-    """A name or an object must be known; the values of a mapping too; a function shows later."""
-    for value in choice.values() if isinstance(choice, Mapping) else [choice]:
-        if not callable(value) or isinstance(choice, Mapping):
+    """A name or an object must be known; the values of a mapping too; what a function returns shows later."""
+    if isinstance(choice, type) or not callable(choice):
+        for value in choice.values() if isinstance(choice, Mapping) else [choice]:
             try:
                 get(value)
             except ValueError as error:
                 raise ValueError(f"{argument}: {error}") from None
 
 
-def _check_static_int(argument: str, value: Any) -> None:
+def _static_int(argument: str, value: Any) -> int:
     if isinstance(value, jax.Array | np.ndarray):
         raise ValueError(
             f"{argument} arrived as an array, as optax.inject_hyperparams passes it; use sr8.inject_hyperparams, which "
-            "keeps structural arguments static and hyperparameters in float32"
+            "keeps structural arguments static (name those of a factory of your own in static_args)"
         )
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise ValueError(f"{argument} must be an int, got {value!r}")
+    return int(value)

@@ -1,6 +1,7 @@
 """What happens to each leaf: decided from its path, its global shape and its dtype alone."""
 
 import dataclasses
+import difflib
 import fnmatch
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -65,7 +66,9 @@ def plan_leaf(name: str, leaf: Any, options: Options) -> LeafPlan:
     size = 1
     for n in shape:
         size *= n
-    codec, reason = codecs.get(_choose(options.codec, name, leaf, "offset")), "as asked"
+    codec, reason = _choose("codec", options.codec, codecs.get, "offset", name, leaf), "as asked"
+    if options.codec == "offset":
+        reason = "default"
     if codec.blockwise:
         if not shape:
             codec, reason = FLOAT32, "a scalar"
@@ -74,7 +77,7 @@ def plan_leaf(name: str, leaf: Any, options: Options) -> LeafPlan:
         elif size < options.min_8bit_size:
             codec, reason = FLOAT32, f"fewer than {options.min_8bit_size} elements"
     block = min(options.block_size, shape[-1]) if codec.blockwise else None
-    how = rounding.get(_choose(options.rounding, name, leaf, "stochastic"))
+    how = _choose("rounding", options.rounding, rounding.get, "stochastic", name, leaf)
     return LeafPlan(name, shape, dtype, codec, how, block, reason)
 
 
@@ -86,34 +89,61 @@ def plan_tree(params: Any, options: Options) -> list[LeafPlan]:
       ValueError: names leaves whose paths coincide, and patterns that match no leaf.
     """
     leaves = named_leaves(params)
-    offenders = [f"{name or '(root)'}: {_kind(leaf)}" for name, leaf in leaves if not _is_param(leaf)]
+    offenders = [f"{shown(name)}: {_kind(leaf)}" for name, leaf in leaves if not _is_param(leaf)]
     if offenders:
         raise TypeError(
             "parameters must be bfloat16, float16 or float32 arrays; keep others out of the tree (optax.masked, "
             "nnx.Param filters, eqx.filter(model, eqx.is_inexact_array)). Offending leaves: " + "; ".join(offenders)
         )
     names = [name for name, _ in leaves]
-    if len(set(names)) < len(names):
-        twins = sorted({name for name in names if names.count(name) > 1})
-        raise ValueError(f"leaves must differ in their paths, which name their noise; the same for: {', '.join(twins)}")
+    noise = [seeds.noise_name(name) for name in names]
+    if len(set(noise)) < len(noise):
+        twins = [shown(name) for name, n in zip(names, noise, strict=True) if noise.count(n) > 1]
+        raise ValueError(
+            "leaves must differ in their paths, which address their noise (keys joined by '/', less a final 'value'); "
+            f"rename one of: {', '.join(twins)}"
+        )
     _check_patterns("codec", options.codec, names)
     _check_patterns("rounding", options.rounding, names)
     return [plan_leaf(name, leaf, options) for name, leaf in leaves]
 
 
-def _choose(choice: Any, name: str, leaf: Any, default: str) -> Any:
+def differences(found: list[str], expected: list[str]) -> str:
+    """What is missing, what is too much, or that the order differs, in words."""
+    missing, extra = [n for n in expected if n not in found], [n for n in found if n not in expected]
+    if not missing and not extra:
+        return f"the same leaves in another order: {found}, not {expected}"
+    return f"missing: {missing}, not expected: {extra}"
+
+
+def shown(name: str) -> str:
+    """A leaf's name for people: the whole tree may be one leaf, with an empty path."""
+    return name or "(root)"
+
+
+def _choose(argument: str, choice: Any, get: Callable[[Any], Any], default: str, name: str, leaf: Any) -> Any:
+    """The codec or rounding of a leaf, from a name, an object, a mapping of patterns, or a function."""
     if isinstance(choice, Mapping):
-        return next((value for pattern, value in choice.items() if fnmatch.fnmatchcase(name, pattern)), default)
-    if isinstance(choice, Callable) and not isinstance(choice, Codec | Rounding):
-        return choice(name, leaf)
-    return choice
+        return get(next((value for pattern, value in choice.items() if _matches(name, pattern)), default))
+    if not callable(choice):
+        return get(choice)
+    try:
+        return get(choice(name, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)))
+    except ValueError as error:
+        raise ValueError(f"{argument} function at {shown(name)}: {error}") from None
+
+
+def _matches(name: str, pattern: str) -> bool:
+    """With and without the final `value` that containers add."""
+    return any(fnmatch.fnmatchcase(n, pattern) for n in (name, seeds.noise_name(name)))
 
 
 def _check_patterns(argument: str, choice: Any, names: list[str]) -> None:
     if isinstance(choice, Mapping) and names:
-        idle = [p for p in choice if not any(fnmatch.fnmatchcase(name, p) for name in names)]
+        idle = [pattern for pattern in choice if not any(_matches(name, pattern) for name in names)]
         if idle:
-            raise ValueError(f"{argument}: no leaf matches {idle}; the leaves are {names}")
+            near = [n for pattern in idle for n in difflib.get_close_matches(pattern, names, n=3, cutoff=0.3)]
+            raise ValueError(f"{argument}: no leaf matches {idle}; leaves are named like {near or names[:3]}")
 
 
 def _is_param(leaf: Any) -> bool:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from optax_sr8bit import state as states
-from optax_sr8bit.plan import LeafPlan, plan_tree
+from optax_sr8bit.plan import LeafPlan, plan_tree, shown
 from optax_sr8bit.rule import Rule
 from optax_sr8bit.transform import Transformation
 
@@ -37,7 +37,7 @@ class LeafReport:
         return math.prod(self.plan.shape)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Report:
     """What an optimizer keeps for a tree of parameters; prints as a table.
 
@@ -75,6 +75,10 @@ class Report:
     def _comparison(self) -> str:
         own = f"{self.float32_bytes_per_parameter:.3f} as float32 {self.rule.name}"
         return own if len(self.rule.moments) == 2 else f"{own}, {3 * FLOAT32_BYTES:.3f} as float32 adamw"
+
+    def __repr__(self) -> str:
+        """In short; `str` is the table."""
+        return f"Report({self.rule.name}, {self.size:,} parameters, {self.bytes_per_parameter:.3f} bytes each)"
 
     def __str__(self) -> str:
         """The table."""
@@ -155,7 +159,7 @@ def _row(leaf: LeafReport) -> tuple[str, ...]:
     per = f"{(leaf.param_bytes + leaf.state_bytes) / leaf.size:.3f}" if leaf.size else "-"
     why = plan.reason + ("; rare updates may be huge" if plan.codec.name == "dynamic" else "")
     block = "-" if plan.block is None else str(plan.block)
-    return (plan.name or "(root)", str(list(plan.shape)), str(plan.dtype), how, plan.codec.name, block, per, why)
+    return (shown(plan.name), str(list(plan.shape)), str(plan.dtype), how, plan.codec.name, block, per, why)
 
 
 def _require(tx: Any) -> None:

@@ -115,4 +115,7 @@ def get(rounding: str | Rounding) -> Rounding:
         return rounding
     if isinstance(rounding, str) and rounding in ROUNDINGS:
         return ROUNDINGS[rounding]
-    raise ValueError(f"unknown rounding {rounding!r}; pass one of {sorted(ROUNDINGS)} or a rounding.Rounding object")
+    hint = f"; did you mean {rounding.__name__}()?" if isinstance(rounding, type) else "."
+    raise ValueError(
+        f"unknown rounding {rounding!r}{hint} Pass one of {sorted(ROUNDINGS)} or a rounding.Rounding object"
+    )

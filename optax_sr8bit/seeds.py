@@ -2,14 +2,24 @@
 
 import functools
 import hashlib
-import operator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from optax_sr8bit.bits import philox4x32
+
+
+def check_seed(seed: Any) -> None:
+    """Checks a seed without touching a device: factories are called before `jax.distributed.initialize`.
+
+    Raises:
+      ValueError: for what `seed_words` does not take.
+    """
+    if not _is_int(seed) and not _is_typed_key(seed) and not _is_raw_key(seed):
+        raise ValueError(f"seed must be an int or one JAX PRNG key, got {seed!r}")
 
 
 def seed_words(seed: Any) -> jax.Array:
@@ -26,40 +36,48 @@ def seed_words(seed: Any) -> jax.Array:
     Raises:
       ValueError: for anything else.
     """
-    try:
-        number = operator.index(seed)
-    except TypeError:
-        return _key_words(seed)
-    size = max(8, number.bit_length() // 8 + 1)
-    return jnp.asarray(_hash(number.to_bytes(size, "little", signed=True)))
-
-
-def _key_words(key: Any) -> jax.Array:
-    """Philox of the key's own words: the same for every JAX version."""
-    if isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
-        key = jax.random.key_data(key)
-    if not isinstance(key, jax.Array | np.ndarray) or key.dtype != jnp.uint32 or key.shape not in ((2,), (4,)):
-        raise ValueError(f"seed must be an int or one JAX PRNG key, got {key!r}")
-    counter = jnp.zeros((4,), jnp.uint32).at[: key.shape[0]].set(jnp.asarray(key))
+    check_seed(seed)
+    if _is_int(seed):
+        number = int(seed)
+        return jnp.asarray(_hash(number.to_bytes(max(8, number.bit_length() // 8 + 1), "little", signed=True)))
+    words = jnp.asarray(jax.random.key_data(seed) if _is_typed_key(seed) else seed)
+    counter = jnp.zeros((4,), jnp.uint32).at[: words.size].set(words.reshape(-1))
     zero = jnp.zeros((), jnp.uint32)
     return jnp.stack(philox4x32(counter[0], counter[1], counter[2], counter[3], zero, zero)[:2])
 
 
+def _is_int(seed: Any) -> bool:
+    if isinstance(seed, bool | np.bool_ | Tracer):
+        return False
+    scalar = isinstance(seed, jax.Array | np.ndarray) and seed.ndim == 0 and jnp.issubdtype(seed.dtype, jnp.integer)
+    return scalar or isinstance(seed, int | np.integer)
+
+
+def _is_typed_key(seed: Any) -> bool:
+    return isinstance(seed, jax.Array) and jnp.issubdtype(seed.dtype, jax.dtypes.prng_key) and seed.ndim == 0
+
+
+def _is_raw_key(seed: Any) -> bool:
+    return isinstance(seed, jax.Array | np.ndarray) and seed.dtype == np.uint32 and seed.shape in ((2,), (4,))
+
+
 def path_name(path: tuple[Any, ...]) -> str:
-    """The name of a leaf: its keys joined by '/', without a final `value`.
+    """The name of a leaf: the keys of its path joined by '/'."""
+    return "/".join(str(next((getattr(k, a) for a in ("key", "name", "idx") if hasattr(k, a)), k)) for k in path)
+
+
+def noise_name(name: str) -> str:
+    """The name that addresses a leaf's noise: without a final `value`.
 
     `nnx.state`, boxed Linen parameters and Orbax add that last key, and it must not change a model's noise.
     """
-    keys = [str(next(getattr(k, a) for a in ("key", "name", "idx") if hasattr(k, a))) for k in path]
-    if keys and keys[-1] == "value":
-        keys.pop()
-    return "/".join(keys)
+    return "" if name == "value" else name.removesuffix("/value")
 
 
 @functools.cache
 def leaf_words(name: str) -> tuple[int, int]:
-    """The low and the high word of the 64-bit blake2s of a leaf's name."""
-    low, high = _hash(name.encode())
+    """The low and the high word of the 64-bit blake2s of the name of a leaf's noise."""
+    low, high = _hash(noise_name(name).encode())
     return int(low), int(high)
 
 

@@ -9,7 +9,7 @@ from jax.core import Tracer
 
 from optax_sr8bit import codecs, seeds
 from optax_sr8bit.options import Options
-from optax_sr8bit.plan import LeafPlan, named_leaves, plan_leaf, plan_tree
+from optax_sr8bit.plan import LeafPlan, differences, named_leaves, plan_leaf, plan_tree, shown
 from optax_sr8bit.rule import Rule
 
 VERSION = 1
@@ -63,6 +63,10 @@ def check(rule: Rule, state: Any, plans: list[LeafPlan], options: Options) -> No
         raise ValueError(
             f"state.seed must be uint32[2], is {state.seed.dtype}{list(state.seed.shape)}; a key goes to the factory"
         )
+    if state.count.dtype != jnp.int32 or state.count.ndim != state.seed.ndim - 1:
+        raise ValueError(f"state.count must be an int32 scalar, is {state.count.dtype}{list(state.count.shape)}")
+    if not isinstance(state.count, Tracer | jax.ShapeDtypeStruct) and np.any(np.asarray(state.count) < 0):
+        raise ValueError(f"state.count must not be negative, is {state.count}")
     check_format(state, plans, options)
     check_leaves(rule, state, plans)
 
@@ -73,7 +77,7 @@ def check_format(state: Any, plans: list[LeafPlan], options: Options) -> None:
     Raises:
       ValueError: says what differs, leaf by leaf.
     """
-    if isinstance(state.format, Tracer):
+    if isinstance(state.format, Tracer | jax.ShapeDtypeStruct):
         return
     found, expected = np.asarray(state.format), format_of(plans, options)
     if found.ndim == 2 and (found == found[:1]).all():  # an ensemble made by vmap
@@ -87,7 +91,7 @@ def check_format(state: Any, plans: list[LeafPlan], options: Options) -> None:
         wrong.append(f"block_size {2 ** int(found[1])}, not {2 ** int(expected[1])}")
     for plan, number in zip(plans, found[2:], strict=True):
         if number != plan.codec.number:
-            wrong.append(f"{plan.name}: codec {codecs.by_number(int(number))!r}, not {plan.codec.name!r}")
+            wrong.append(f"{shown(plan.name)}: codec {codecs.by_number(int(number))}, not {plan.codec.name}")
     if wrong:
         raise ValueError(
             "the state was built with other options than this optimizer's: "
@@ -109,15 +113,17 @@ def check_leaves(rule: Rule, state: Any, plans: list[LeafPlan]) -> None:
             (moment.name + "_scale", lambda p: p.scale_shape, lambda p: jnp.float32),
         ):
             leaves = named_leaves(getattr(state, field))
-            if [name for name, _ in leaves] != [p.name for p in plans]:
+            found, expected = [name for name, _ in leaves], [plan.name for plan in plans]
+            if list(map(seeds.noise_name, found)) != list(map(seeds.noise_name, expected)):
                 raise ValueError(
-                    f"state.{field} has the leaves {[name for name, _ in leaves]}, the parameters "
-                    f"{[p.name for p in plans]}; build the state with tx.init(params)"
+                    f"state.{field} is of another tree than the parameters; {differences(found, expected)}. "
+                    "Build it with tx.init(params)"
                 )
             for plan, (name, leaf) in zip(plans, leaves, strict=True):
                 if tuple(leaf.shape) != shape(plan) or leaf.dtype != dtype(plan):
                     expected = f"{jnp.dtype(dtype(plan))}{list(shape(plan))}"
-                    wrong.append(f"{field}/{name} is {leaf.dtype}{list(leaf.shape)}, expected {expected}")
+                    at = f"{field}/{name}".rstrip("/")
+                    wrong.append(f"{at} is {leaf.dtype}{list(leaf.shape)}, expected {expected}")
     if wrong:
         raise ValueError(
             "the state does not belong to these parameters and options: "

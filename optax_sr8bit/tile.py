@@ -8,7 +8,7 @@ from optax_sr8bit import bits
 from optax_sr8bit.codecs import Codec
 from optax_sr8bit.rounding import Rounding
 from optax_sr8bit.rule import Rule
-from optax_sr8bit_kernels.names import absolute, block_max, maximum, static_range, unfused, where
+from optax_sr8bit_kernels.names import absolute, block_max, maximum, static_range, unfused, unknown_zero, where
 
 
 def fused_step(
@@ -62,7 +62,8 @@ def fused_step(
     Returns:
       (what is stored of the new parameters, new codes, new scales).
     """
-    zero = words[2] >> 31  # the step count is an int32 and never negative
+    # Either of the two may be a constant of the program, and then known. The step is an int32 count, never negative.
+    zero = unknown_zero(grad) | (words[2] >> 31)
     new_param, moments = advance(param, grad, codes, scales, tables, scalars, zero, rule, flags, decoders, floors)
     stored = round_to(new_param, draw(words, row, col))
     moments = finite_or_zero(moments)
@@ -95,11 +96,14 @@ def advance(param, grad, codes, scales, tables, scalars, zero, rule, flags, deco
     return rule(unfused(param, zero), unfused(grad, zero), moments, least, scalars, zero, flags)
 
 
+LARGEST = 3.4028234663852886e38  # of float32
+
+
 def finite_or_zero(moments):
     """All moments of an element become 0 where any of them is not finite: its neighbours step as if it were absent."""
-    finite = absolute(moments[0]) <= 3.4028234663852886e38
+    finite = absolute(moments[0]) <= LARGEST
     for i in static_range(1, len(moments)):
-        finite = finite & (absolute(moments[i]) <= 3.4028234663852886e38)
+        finite = finite & (absolute(moments[i]) <= LARGEST)
     cleaned = ()
     for i in static_range(len(moments)):
         cleaned = cleaned + (where(finite, moments[i], 0.0),)

@@ -14,16 +14,20 @@ from optax_sr8bit import state as states
 from optax_sr8bit.in_place import InPlaceUpdate
 from optax_sr8bit.leaf import LeafSpec, step_leaf
 from optax_sr8bit.options import Options
-from optax_sr8bit.plan import LeafPlan, named_leaves, plan_tree
+from optax_sr8bit.plan import LeafPlan, differences, named_leaves, plan_tree, shown
 from optax_sr8bit.rule import Definition, Rule
 
 
+@jax.tree_util.register_static
 class Transformation(optax.GradientTransformationExtraArgs):
     """An `optax.GradientTransformationExtraArgs` that can also step the parameters itself.
 
+    A 2-tuple as Optax wants it; to JAX a static value without leaves, so that `eqx.filter_jit` takes it as an argument.
+    Not to be differentiated: derivatives through rounding and codes are zero.
+
     Attributes:
       init: params -> state.
-      update: (grads, state, params, **extra_args) -> (updates, state), as any Optax transformation.
+      update: (updates, state, params, **extra_args) -> (updates, state), as any Optax transformation.
       step: (grads, state, params, **extra_args) -> (new params, state): fused, exact, in place under a jit that donates
         parameters and state.
       definition: rule and hyperparameters.
@@ -39,6 +43,14 @@ class Transformation(optax.GradientTransformationExtraArgs):
         self = super().__new__(cls, init, update)
         self.step, self.definition, self.options = step, definition, options
         return self
+
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        """What copies are made from."""
+        return (*self, self.step, self.definition, self.options)
+
+    def _replace(self, **functions: Any) -> optax.GradientTransformationExtraArgs:
+        """A plain Optax transformation: another `update` no longer fits `step`."""
+        return optax.GradientTransformationExtraArgs(*self)._replace(**functions)
 
 
 def build(definition: Definition, options: Options) -> Transformation:
@@ -85,9 +97,9 @@ def build(definition: Definition, options: Options) -> Transformation:
     def init(params: Any) -> Any:
         return states.init(rule, options, params)
 
-    def update(grads: Any, state: Any, params: Any = None, **extra_args: Any) -> tuple[Any, Any]:
+    def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> tuple[Any, Any]:
         del extra_args
-        return advance("in_place" if options.in_place else "update", grads, state, params)
+        return advance("in_place" if options.in_place else "update", updates, state, params)
 
     def step(grads: Any, state: Any, params: Any, **extra_args: Any) -> tuple[Any, Any]:
         del extra_args
@@ -112,6 +124,7 @@ def _check(door: str, rule: Rule, options: Options, grads: Any, state: Any, para
         raise ValueError(f"the state of {rule.name} is a {rule.state.__name__}, got {type(state).__name__}")
     plans = plan_tree(params, options)
     _check_grads(grads, plans)
+    _check_manual(params)
     states.check(rule, state, plans, options)
     return plans
 
@@ -119,20 +132,35 @@ def _check(door: str, rule: Rule, options: Options, grads: Any, state: Any, para
 def _check_grads(grads: Any, plans: list[LeafPlan]) -> None:
     """Raises a ValueError or TypeError that names every gradient that does not fit its parameter."""
     leaves = named_leaves(grads)
-    names, expected = [name for name, _ in leaves], [plan.name for plan in plans]
-    if names != expected:
-        missing, extra = [n for n in expected if n not in names], [n for n in names if n not in expected]
-        raise ValueError(f"gradients and parameters differ in their trees; missing: {missing}, not parameters: {extra}")
+    found, expected = [name for name, _ in leaves], [plan.name for plan in plans]
+    if list(map(seeds.noise_name, found)) != list(map(seeds.noise_name, expected)):
+        raise ValueError(f"gradients and parameters differ in their trees; {differences(found, expected)}")
+    pairs = [(plan, g) for plan, (_, g) in zip(plans, leaves, strict=True)]
+    dtypes = [
+        f"{shown(plan.name)}: {getattr(g, 'dtype', type(g).__name__)}"
+        for plan, g in pairs
+        if not (hasattr(g, "dtype") and jnp.issubdtype(g.dtype, jnp.floating))
+    ]
+    if dtypes:
+        raise TypeError("gradients must be floating arrays; take integer inputs out of jax.grad. " + "; ".join(dtypes))
     shapes = [
-        f"{plan.name}: gradient {list(jnp.shape(g))}, parameter {list(plan.shape)}"
-        for plan, (_, g) in zip(plans, leaves, strict=True)
-        if jnp.shape(g) != plan.shape
+        f"{shown(plan.name)}: gradient {list(g.shape)}, parameter {list(plan.shape)}"
+        for plan, g in pairs
+        if tuple(g.shape) != plan.shape
     ]
     if shapes:
         raise ValueError("gradients and parameters differ in shape; " + "; ".join(shapes))
-    dtypes = [f"{name}: {g.dtype}" for name, g in leaves if not jnp.issubdtype(g.dtype, jnp.floating)]
-    if dtypes:
-        raise TypeError("gradients must be floating arrays; take integer inputs out of jax.grad. " + "; ".join(dtypes))
+
+
+def _check_manual(params: Any) -> None:
+    """Inside `shard_map` a shard does not know its global coordinates, and all shards would draw the same bits."""
+    for name, leaf in named_leaves(params):
+        axes = getattr(jax.typeof(leaf), "vma", None)
+        if axes:
+            raise NotImplementedError(
+                f"{shown(name)} differs over the axes {sorted(axes)} of a shard_map, inside of which the coordinates "
+                "that address the random bits are not known; step outside of it, under jit"
+            )
 
 
 def _decays(mask: Any, params: Any) -> list[bool]:
@@ -144,8 +172,11 @@ def _decays(mask: Any, params: Any) -> list[bool]:
         full = jax.tree.map(lambda m, sub: jax.tree.map(lambda _: m, sub), tree, params)
     except (ValueError, TypeError) as error:
         raise ValueError(f"mask must be a tree of booleans like the parameters, or a prefix of it: {error}") from None
-    flags = jax.tree.leaves(full)
-    if not all(isinstance(flag, bool | np.bool_) for flag in flags):
-        kinds = sorted({type(flag).__name__ for flag in flags})
-        raise ValueError(f"mask must hold plain booleans, which are static; got {kinds}")
+    try:
+        flags = [np.asarray(flag) for flag in jax.tree.leaves(full)]
+    except jax.errors.TracerArrayConversionError:
+        raise ValueError("mask must hold concrete booleans, not traced ones: it decides what is compiled") from None
+    kinds = sorted({str(flag.dtype) + str(list(flag.shape)) for flag in flags if flag.dtype != bool or flag.ndim})
+    if kinds:
+        raise ValueError(f"mask must hold one boolean for a leaf or subtree, got {kinds}")
     return [bool(flag) for flag in flags]

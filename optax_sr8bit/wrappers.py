@@ -64,6 +64,9 @@ def inject_hyperparams(
       A function with the factory's arguments, schedules allowed for all numbers. The state has the `hyperparams` that
       may be changed between steps.
 
+    An argument for a transformation of Optax in the chain may need the gradients' dtype (`clip_by_global_norm` does):
+    name it in `static_args`.
+
     Example:
       >>> import jax.numpy as jnp, optax_sr8bit as sr8
       >>> tx = sr8.inject_hyperparams(sr8.adamw)(learning_rate=1e-3, b2=0.95)
@@ -84,8 +87,8 @@ def inject_hyperparams(
         tx = factory(*args, **kwargs)
         if not isinstance(tx, Transformation):
             raise ValueError(
-                f"{factory.__name__} returns no optimizer of optax_sr8bit, which sr8.inject_hyperparams needs; use "
-                "optax.inject_hyperparams"
+                f"sr8.inject_hyperparams needs an optimizer of optax_sr8bit, {factory} returned a {type(tx).__name__}; "
+                "use optax.inject_hyperparams"
             )
         return Transformation(
             *inject(factory)(*args, **kwargs), inject(stepping)(*args, **kwargs).update, tx.definition, tx.options

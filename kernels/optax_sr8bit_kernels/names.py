@@ -54,10 +54,19 @@ def unfused(x: Array, zero: Array) -> Array:
     """x itself, a float32 that is not to be contracted with the addition that it goes into.
 
     XLA turns a product and an addition into a fused multiply-add wherever it happens to find both in one loop, so that
-    the bits would depend on the program around. `zero` is a uint32 that is always 0, which the compiler cannot know. A
-    back end that compiles one fixed kernel may ignore it and contract.
+    the bits would depend on the program around. A back end that compiles one fixed kernel may contract all the same.
+
+    Args:
+      x: a product.
+      zero: from `unknown_zero`.
     """
     return f32(bits(x) ^ zero)
+
+
+def unknown_zero(x: Array) -> Array:
+    """A uint32 that is always 0, which a compiler cannot know as long as it does not know x, a float32."""
+    magnitude = lax.abs(x)
+    return bits(where(magnitude < 1.0, magnitude, 0.0)) >> 30
 
 
 def sqrt(x: Array) -> Array:

@@ -23,10 +23,11 @@ def to_triton(function: Callable) -> Any:
 
     from optax_sr8bit_kernels import triton_names
 
-    swapped = {"__name__": function.__module__}
+    swapped: dict[str, Any] = {"__name__": function.__module__}
     for name in function.__code__.co_names:
         if hasattr(triton_names, name):
             swapped[name] = getattr(triton_names, name)
         elif name in function.__globals__:
-            swapped[name] = to_triton(function.__globals__[name])
+            value = function.__globals__[name]
+            swapped[name] = to_triton(value) if callable(value) else triton.language.constexpr(value)
     return triton.jit(types.FunctionType(function.__code__, swapped, function.__name__))

@@ -55,6 +55,12 @@ def unfused(x, zero):
 
 
 @triton.jit
+def unknown_zero(x):
+    """Nothing that costs anything: `unfused` does not need it here."""
+    return u32(0)
+
+
+@triton.jit
 def sqrt(x):
     """The square root of a non-negative float32."""
     return tl.sqrt(x)
@@ -68,14 +74,14 @@ def reciprocal(x):
 
 @triton.jit
 def maximum(x, y):
-    """The larger of two floats or integers."""
-    return tl.maximum(x, y)
+    """The larger of two floats or integers; NaN where either is NaN."""
+    return tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
 def minimum(x, y):
-    """The smaller of two floats or integers."""
-    return tl.minimum(x, y)
+    """The smaller of two floats or integers; NaN where either is NaN."""
+    return tl.minimum(x, y, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit

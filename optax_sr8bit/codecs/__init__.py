@@ -15,13 +15,19 @@ def get(codec: str | Codec) -> Codec:
     """Returns the codec of that name, or the object itself.
 
     Raises:
-      ValueError: for an unknown name.
+      ValueError: for an unknown name, or an object with the number of another codec.
     """
     if isinstance(codec, Codec):
+        owner = next((c for c in CODECS.values() if c.number == codec.number and not isinstance(codec, type(c))), None)
+        if owner is not None:
+            raise ValueError(
+                f"codec {codec.name!r} has the number {codec.number} of {owner.name!r}; states could not tell"
+            )
         return codec
     if isinstance(codec, str) and codec in CODECS:
         return CODECS[codec]
-    raise ValueError(f"unknown codec {codec!r}; pass one of {sorted(CODECS)} or a codecs.Codec object")
+    hint = f"; did you mean {codec.__name__}()?" if isinstance(codec, type) else "."
+    raise ValueError(f"unknown codec {codec!r}{hint} Pass one of {sorted(CODECS)} or a codecs.Codec object")
 
 
 def by_number(number: int) -> str:

@@ -11,42 +11,46 @@ import dataclasses
 from optax_sr8bit.codecs.base import DitheredCodec, MomentCode, no_floor
 from optax_sr8bit_kernels.names import absolute, bits, f32, minimum, u32
 
+ONE = 0x3F800000  # bits(1.0)
+MU_TOP = 247.0  # with the offset 1, the value of code 127: 2**7 (1 + 15/16)
+NU_TOP = 63487.0  # of code 255: 2**15 (1 + 15/16)
+
 
 def encode_mu(x, absmax, word, table):
     """sign | min((bits(|x| 247/absmax + 1) - bits(1) + r) >> 19, 127), r the 19 high bits of word."""
-    y = absolute(x) * (247.0 / absmax) + 1.0
-    return minimum((bits(y) - 0x3F800000 + (word >> 13)) >> 19, u32(127)) | ((bits(x) >> 24) & 128)
+    y = absolute(x) * (MU_TOP / absmax) + 1.0
+    return minimum((bits(y) - ONE + (word >> 13)) >> 19, u32(127)) | ((bits(x) >> 24) & 128)
 
 
 def decode_mu(code, scale, table):
     """±(f32((c << 19) + bits(1)) - 1) scale, the sign in bit 7."""
-    magnitude = (f32(((code & 127) << 19) + 0x3F800000) - 1.0) * scale
+    magnitude = (f32(((code & 127) << 19) + ONE) - 1.0) * scale
     return f32(bits(magnitude) | ((code & 128) << 24))
 
 
 def scale_mu(absmax):
     """The value of one unit of the offset float."""
-    return absmax * (1.0 / 247.0)
+    return absmax * (1.0 / MU_TOP)
 
 
 def encode_nu(x, absmax, word, table):
     """min((bits(x 63487/absmax + 1) - bits(1) + r) >> 19, 255), r the 19 high bits of word."""
-    y = x * (63487.0 / absmax) + 1.0
-    return minimum((bits(y) - 0x3F800000 + (word >> 13)) >> 19, u32(255))
+    y = x * (NU_TOP / absmax) + 1.0
+    return minimum((bits(y) - ONE + (word >> 13)) >> 19, u32(255))
 
 
 def decode_nu(code, scale, table):
     """(f32((c << 19) + bits(1)) - 1) scale."""
-    return (f32((code << 19) + 0x3F800000) - 1.0) * scale
+    return (f32((code << 19) + ONE) - 1.0) * scale
 
 
 def scale_nu(absmax):
     """The value of one unit of the offset float."""
-    return absmax * (1.0 / 63487.0)
+    return absmax * (1.0 / NU_TOP)
 
 
 def floor_nu(scale):
-    """Half the least code that is not zero: a second moment that decodes to zero beside a first one that does not."""
+    """Half of the least value but zero, for a second moment that decodes to zero beside a first one that does not."""
     return scale * 0.03125
 
 

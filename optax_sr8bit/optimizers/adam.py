@@ -61,6 +61,8 @@ def update(param, grad, moments, floors, scalars, zero, flags):
 
 
 def _rule(name: str, decay: bool, nesterov: bool) -> Rule:
+    if not isinstance(nesterov, bool):
+        raise ValueError(f"nesterov must be True or False, got {nesterov!r}")
     moments = (Moment("mu", signed=True), Moment("nu", signed=False))
     return Rule(name, moments, AdamState, scalars, update, flags=(decay, nesterov))
 
@@ -96,9 +98,10 @@ def adam(
     Example:
       >>> import jax.numpy as jnp, optax_sr8bit as sr8
       >>> params = {"w": jnp.ones((64, 128), jnp.bfloat16)}
+      >>> grads = {"w": jnp.full((64, 128), 0.1, jnp.bfloat16)}
       >>> tx = sr8.adam(1e-3)
       >>> state = tx.init(params)
-      >>> params, state = tx.step(params, state, params)
+      >>> params, state = tx.step(grads, state, params)
       >>> state.mu["w"].dtype
       dtype('uint8')
 
@@ -152,9 +155,10 @@ def adamw(
     Example:
       >>> import jax.numpy as jnp, optax_sr8bit as sr8
       >>> params = {"w": jnp.ones((64, 128), jnp.bfloat16)}
+      >>> grads = {"w": jnp.full((64, 128), 0.1, jnp.bfloat16)}
       >>> tx = sr8.adamw(1e-3, weight_decay=0.1)
       >>> state = tx.init(params)
-      >>> params, state = tx.step(params, state, params)
+      >>> params, state = tx.step(grads, state, params)
       >>> params["w"].dtype
       dtype(bfloat16)
 

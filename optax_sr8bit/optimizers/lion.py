@@ -83,9 +83,10 @@ def lion(
     Example:
       >>> import jax.numpy as jnp, optax_sr8bit as sr8
       >>> params = {"w": jnp.ones((64, 128), jnp.bfloat16)}
+      >>> grads = {"w": jnp.full((64, 128), 0.1, jnp.bfloat16)}
       >>> tx = sr8.lion(1e-4, weight_decay=0.1)
       >>> state = tx.init(params)
-      >>> params, state = tx.step(params, state, params)
+      >>> params, state = tx.step(grads, state, params)
       >>> state._fields
       ('count', 'mu', 'mu_scale', 'seed', 'format')
 
