@@ -45,7 +45,7 @@ def check(hyper: dict[str, Any]) -> None:
 
 def evaluate(hyper: dict[str, Any], count: jax.Array) -> dict[str, jax.Array]:
     """All hyperparameters at `count` as float32 scalars; schedules see the count before the step, as in Optax."""
-    values = {name: value(count) if callable(value) else value for name, value in hyper.items()}
+    values: dict[str, Any] = {name: value(count) if callable(value) else value for name, value in hyper.items()}
     for name, value in values.items():
         if value is None or jnp.ndim(value) or jnp.issubdtype(jnp.result_type(value), jnp.complexfloating):
             raise ValueError(f"{name} must be a real scalar at every step, got {value!r}")

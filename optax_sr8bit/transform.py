@@ -48,7 +48,7 @@ class Transformation(optax.GradientTransformationExtraArgs):
         """What copies are made from."""
         return (*self, self.step, self.definition, self.options)
 
-    def _replace(self, **functions: Any) -> optax.GradientTransformationExtraArgs:
+    def _replace(self, **functions: Any) -> optax.GradientTransformationExtraArgs:  # pyright: ignore
         """A plain Optax transformation: another `update` no longer fits `step`."""
         return optax.GradientTransformationExtraArgs(*self)._replace(**functions)
 
@@ -155,7 +155,7 @@ def _check_grads(grads: Any, plans: list[LeafPlan]) -> None:
 def _check_manual(params: Any) -> None:
     """Inside `shard_map` a shard does not know its global coordinates, and all shards would draw the same bits."""
     for name, leaf in named_leaves(params):
-        axes = getattr(jax.typeof(leaf), "vma", None)
+        axes = getattr(getattr(jax.typeof(leaf), "manual_axis_type", None), "varying", ())
         if axes:
             raise NotImplementedError(
                 f"{shown(name)} differs over the axes {sorted(axes)} of a shard_map, inside of which the coordinates "

@@ -1,4 +1,4 @@
-"""What a factory returns and what it refuses: static to JAX, copied at will, the same bits whatever a compiler knows."""
+"""What a factory returns and refuses: static to JAX, copied at will, the same bits whatever a compiler knows."""
 
 import copy
 
