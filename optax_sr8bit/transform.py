@@ -48,7 +48,7 @@ class Transformation(optax.GradientTransformationExtraArgs):
         """What copies are made from."""
         return (*self, self.step, self.definition, self.options)
 
-    def _replace(self, **functions: Any) -> optax.GradientTransformationExtraArgs:  # pyright: ignore
+    def _replace(self, **functions: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """A plain Optax transformation: another `update` no longer fits `step`."""
         return optax.GradientTransformationExtraArgs(*self)._replace(**functions)
 

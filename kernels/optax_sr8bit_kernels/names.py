@@ -117,10 +117,11 @@ def block_max(xs: tuple[Array, ...]) -> tuple[Array, ...]:
     and writes no float32 temporaries, while it materialises the operand of a single one. So a lone tile is searched for
     the largest x and the largest -x.
     """
-    operands = [lax.abs(x) for x in xs] if len(xs) > 1 else [xs[0], -xs[0]]
+    lone = len(xs) == 1
+    operands = [x for tile in xs for x in (tile, -tile)] if lone else [lax.abs(x) for x in xs]
     zeros = [np.float32(0)] * len(operands)
     axis = operands[0].ndim - 1
     reduced = lax.reduce(operands, zeros, lambda a, b: list(map(lax.max, a, b)), (axis,))
-    if len(xs) == 1:
+    if lone:
         reduced = [lax.max(*reduced)]
     return tuple(lax.expand_dims(x, (axis,)) for x in reduced)
