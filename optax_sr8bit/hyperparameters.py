@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from optax_sr8bit_kernels.names import unfused, unknown_zero
+from optax_sr8bit_kernels.names import unfused
 
 DECAY_RATES = ("b1", "b2")
 SCHEDULED = ("learning_rate", "weight_decay")
@@ -65,8 +65,7 @@ def bias_correction(decay_rate: jax.Array, steps: jax.Array) -> jax.Array:
     Returns:
       float32.
     """
-    # Two zeros, lest the compiler know one of them: the steps are 2**31 + 1 at most.
-    zero = unknown_zero(decay_rate) | ((steps >> 31) & (steps >> 30))
+    zero = (steps >> 31) & (steps >> 30)  # the steps are 2**31 + 1 at most, which no compiler knows
     total, power = jnp.zeros_like(decay_rate), 1.0 - decay_rate
     for i in range(32):
         more = total + unfused(power * (1.0 - total), zero)

@@ -8,7 +8,7 @@ from optax_sr8bit import bits
 from optax_sr8bit.codecs import Codec
 from optax_sr8bit.rounding import Rounding
 from optax_sr8bit.rule import Rule
-from optax_sr8bit_kernels.names import absolute, block_max, maximum, static_range, unfused, unknown_zero, where
+from optax_sr8bit_kernels.names import absolute, block_max, maximum, static_range, unfused, where
 
 
 def fused_step(
@@ -62,8 +62,7 @@ def fused_step(
     Returns:
       (what is stored of the new parameters, new codes, new scales).
     """
-    # Either of the two may be a constant of the program, and then known. The step is an int32 count, never negative.
-    zero = unknown_zero(grad) | (words[2] >> 31)
+    zero = words[2] >> 31  # the step is an int32 count and never negative, which no compiler knows
     new_param, moments = advance(param, grad, codes, scales, tables, scalars, zero, rule, flags, decoders, floors)
     stored = round_to(new_param, draw(words, row, col))
     moments = finite_or_zero(moments)

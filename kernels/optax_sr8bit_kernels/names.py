@@ -58,15 +58,9 @@ def unfused(x: Array, zero: Array) -> Array:
 
     Args:
       x: a product.
-      zero: from `unknown_zero`.
+      zero: a uint32 that is always 0, which the compiler cannot know; a scalar, since an array would be kept in memory.
     """
     return f32(bits(x) ^ zero)
-
-
-def unknown_zero(x: Array) -> Array:
-    """A uint32 that is always 0, which a compiler cannot know as long as it does not know x, a float32."""
-    magnitude = lax.abs(x)
-    return bits(where(magnitude < 1.0, magnitude, 0.0)) >> 30
 
 
 def sqrt(x: Array) -> Array:

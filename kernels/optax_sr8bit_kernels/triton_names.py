@@ -55,12 +55,6 @@ def unfused(x, zero):
 
 
 @triton.jit
-def unknown_zero(x):
-    """Nothing that costs anything: `unfused` does not need it here."""
-    return u32(0)
-
-
-@triton.jit
 def sqrt(x):
     """The square root of a non-negative float32."""
     return tl.sqrt(x)
