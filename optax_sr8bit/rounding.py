@@ -111,7 +111,7 @@ def get(rounding: str | Rounding) -> Rounding:
     Raises:
       ValueError: for an unknown name.
     """
-    if isinstance(rounding, Rounding):
+    if isinstance(rounding, Rounding) and hasattr(rounding, "name"):
         return rounding
     if isinstance(rounding, str) and rounding in ROUNDINGS:
         return ROUNDINGS[rounding]

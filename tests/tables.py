@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 from flax import nnx
 
 import optax_sr8bit as sr8
@@ -81,6 +82,11 @@ SHAPES = {
 def named(rows: Any) -> Any:
     """Arguments for `pytest.mark.parametrize`: one column, rows shown by name."""
     return {"argvalues": list(rows), "ids": [getattr(row, "name", None) or str(row) for row in rows]}
+
+
+EVERY_OPTIMIZER = pytest.mark.parametrize("opt", **named(OPTIMIZERS))
+EVERY_RULE = pytest.mark.parametrize("opt", **named(RULES))
+EVERY_CODEC = pytest.mark.parametrize("codec", CODECS)
 
 
 def is_8bit(shape: tuple[int, ...], min_8bit_size: int = MIN_8BIT_SIZE) -> bool:

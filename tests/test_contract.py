@@ -15,16 +15,15 @@ import pytest
 from jax.sharding import PartitionSpec as P
 from tables import (
     BF16,
+    EVERY_OPTIMIZER,
     F16,
     F32,
-    OPTIMIZERS,
     SHAPES,
     assert_same_bits,
     avals,
     door_1,
     grads_like,
     is_8bit,
-    named,
     normal,
     scale_shape,
     small,
@@ -32,8 +31,6 @@ from tables import (
 )
 
 import optax_sr8bit as sr8
-
-EVERY_OPTIMIZER = pytest.mark.parametrize("opt", **named(OPTIMIZERS))
 
 
 def parabola(params):

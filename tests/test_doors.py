@@ -15,23 +15,21 @@ from flax.training.train_state import TrainState
 from tables import (
     ADAMW,
     BF16,
+    EVERY_OPTIMIZER,
+    EVERY_RULE,
     F16,
     F32,
-    OPTIMIZERS,
     RULES,
     as_bits,
     assert_same_bits,
     door_1,
     grads_like,
-    named,
     nnx_leaves,
     normal,
     run,
     small,
 )
 
-EVERY_OPTIMIZER = pytest.mark.parametrize("opt", **named(OPTIMIZERS))
-EVERY_RULE = pytest.mark.parametrize("opt", **named(RULES))
 ORDER = np.int64(1) << 15
 
 

@@ -11,20 +11,16 @@ from tables import (
     ADAMW,
     BF16,
     CODECS,
+    EVERY_OPTIMIZER,
+    EVERY_RULE,
     F32,
     LION,
-    OPTIMIZERS,
-    RULES,
     assert_same_bits,
     grads_like,
-    named,
     tree,
 )
 
 import optax_sr8bit as sr8
-
-EVERY_OPTIMIZER = pytest.mark.parametrize("opt", **named(OPTIMIZERS))
-EVERY_RULE = pytest.mark.parametrize("opt", **named(RULES))
 
 
 def raises(error, words, absent, call, *args, **kwargs):

@@ -16,24 +16,21 @@ from flax import nnx
 from tables import (
     ADAMW,
     BF16,
+    EVERY_OPTIMIZER,
+    EVERY_RULE,
     F16,
     F32,
-    OPTIMIZERS,
     RULES,
     as_bits,
     assert_same_bits,
     decode_offset,
     door_1,
     grads_like,
-    named,
     nnx_leaves,
     normal,
     run,
     small,
 )
-
-EVERY_OPTIMIZER = pytest.mark.parametrize("opt", **named(OPTIMIZERS))
-EVERY_RULE = pytest.mark.parametrize("opt", **named(RULES))
 
 
 @EVERY_OPTIMIZER

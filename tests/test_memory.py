@@ -4,11 +4,10 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
-from tables import ADAMW, BF16, F32, LION, RULES, named, tree
+from tables import ADAMW, BF16, EVERY_RULE, F32, LION, tree
 
 import optax_sr8bit as sr8
 
-EVERY_RULE = pytest.mark.parametrize("opt", **named(RULES))
 MEBI = 2**20
 
 

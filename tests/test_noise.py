@@ -5,10 +5,7 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
-from tables import ADAMW, BF16, LION, RULES, named
-
-EVERY_RULE = pytest.mark.parametrize("opt", **named(RULES))
+from tables import ADAMW, BF16, EVERY_RULE, LION
 
 
 def coin(opt, name="w", seed=0, steps=1, shape=(64, 512), **kwargs):

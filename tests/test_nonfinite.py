@@ -8,7 +8,8 @@ import pytest
 from tables import (
     ADAMW,
     BF16,
-    CODECS,
+    EVERY_CODEC,
+    EVERY_RULE,
     F32,
     LION,
     OPTIMIZERS,
@@ -21,8 +22,6 @@ from tables import (
     run,
 )
 
-EVERY_RULE = pytest.mark.parametrize("opt", **named(RULES))
-EVERY_CODEC = pytest.mark.parametrize("codec", CODECS)
 SHAPE, AT = (8, 512), (3, 77)
 BAD = {"nan": jnp.nan, "inf": jnp.inf, "-inf": -jnp.inf}
 

@@ -6,9 +6,7 @@ import jax
 import numpy as np
 import optax
 import pytest
-from tables import F32, OPTIMIZERS, RULES, door_1, grads_like, named, small, tree
-
-EVERY_OPTIMIZER = pytest.mark.parametrize("opt", **named(OPTIMIZERS))
+from tables import EVERY_OPTIMIZER, F32, RULES, door_1, grads_like, named, small, tree
 
 
 def matrices(params):

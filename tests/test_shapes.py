@@ -7,6 +7,7 @@ import pytest
 from tables import (
     ADAMW,
     BF16,
+    EVERY_RULE,
     F32,
     RULES,
     SHAPES,
@@ -14,15 +15,12 @@ from tables import (
     avals,
     grads_like,
     is_8bit,
-    named,
     normal,
     run,
     small,
 )
 
 import optax_sr8bit as sr8
-
-EVERY_RULE = pytest.mark.parametrize("opt", **named(RULES))
 
 
 def test_every_shape_simply_works():

@@ -9,15 +9,17 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 import benchmark_step
 
-LIMIT = 3.5  # measured 2.1 to 2.7; what XLA does not fuse costs 12 to 40
+LIMIT = 3.5  # times the time of optax.adamw; measured 2.0 to 2.8, what XLA does not fuse costs 12 to 40
+COMPILE_LIMIT = 5.0  # seconds a leaf on a busy machine; measured 0.6 to 0.9, Philox from products of halves took 11
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="a bound on CPU")
 def test_a_step_costs_a_small_multiple_of_optax():
     for _attempt in range(3):  # another process may take the cores for a while
-        rows = benchmark_step.measure((2048, 4096), rounds=5, names=["optax.adamw", "adamw", "lion"])
-        ratios = {row["name"]: row["ratio"] for row in rows}
-        if max(ratios.values()) <= LIMIT:
+        rows = benchmark_step.measure((2048, 4096), 5, ["optax.adamw", "adamw", "adamw, door 1", "lion"])
+        ratios = {row["name"]: row["ratio"] for row in rows if row["name"] != "adamw, door 1"}
+        compiled = {row["name"]: row["compile_s"] for row in rows}
+        if max(ratios.values()) <= LIMIT and max(compiled.values()) <= COMPILE_LIMIT:
             return
-    pytest.fail(f"times over optax.adamw's: {ratios}, limit {LIMIT}")
+    pytest.fail(f"times over optax.adamw's: {ratios}, limit {LIMIT}; compilation: {compiled} s, limit {COMPILE_LIMIT}")

@@ -9,12 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from tables import BF16, F32, OPTIMIZERS, assert_same_bits, grads_like, small
+from tables import BF16, EVERY_OPTIMIZER, F32, assert_same_bits, grads_like, small
 
 import optax_sr8bit as sr8
 from optax_sr8bit_kernels import names
-
-EVERY_OPTIMIZER = pytest.mark.parametrize("opt", OPTIMIZERS, ids=lambda opt: opt.name)
 
 
 @EVERY_OPTIMIZER
@@ -63,6 +61,8 @@ REFUSED = {
     "seed_is_bool": ({"seed": True}, "seed"),
     "codec_is_a_class": ({"codec": sr8.codecs.Offset}, r"Offset\(\)"),
     "rounding_is_a_class": ({"rounding": sr8.rounding.Nearest}, r"Nearest\(\)"),
+    "codec_is_the_base_class": ({"codec": sr8.codecs.Codec()}, "codec"),
+    "rounding_is_the_base_class": ({"rounding": sr8.rounding.Rounding()}, "rounding"),
     "in_place_is_text": ({"in_place": "no"}, "in_place"),
     "nesterov_is_text": ({"nesterov": "False"}, "nesterov"),
     "delta_dtype_is_fp8": ({"delta_dtype": jnp.float8_e4m3fn}, "delta_dtype"),

@@ -11,22 +11,19 @@ import pytest
 from tables import (
     ADAMW,
     BF16,
+    EVERY_OPTIMIZER,
+    EVERY_RULE,
     F32,
-    OPTIMIZERS,
     RULES,
     as_bits,
     assert_same_bits,
     avals,
     door_1,
     grads_like,
-    named,
     small,
 )
 
 import optax_sr8bit as sr8
-
-EVERY_OPTIMIZER = pytest.mark.parametrize("opt", **named(OPTIMIZERS))
-EVERY_RULE = pytest.mark.parametrize("opt", **named(RULES))
 
 
 def with_nan(grads):

@@ -17,7 +17,7 @@ def get(codec: str | Codec) -> Codec:
     Raises:
       ValueError: for an unknown name, or an object with the number of another codec.
     """
-    if isinstance(codec, Codec):
+    if isinstance(codec, Codec) and hasattr(codec, "number"):
         owner = next((c for c in CODECS.values() if c.number == codec.number and not isinstance(codec, type(c))), None)
         if owner is not None:
             raise ValueError(
