@@ -63,7 +63,7 @@ def build(definition: Definition, options: Options) -> Transformation:
     hyperparameters.check(definition.hyperparameters)
 
     def advance(door: str, grads: Any, state: Any, params: Any) -> tuple[Any, Any]:
-        plans = _check(door, rule, options, grads, state, params)
+        plans = _check(rule, options, grads, state, params)
         hyper = hyperparameters.evaluate(definition.hyperparameters, state.count)
         scalars = _scalars(rule, hyper, state.count)
         decays = _decays(definition.mask, params)
@@ -113,7 +113,7 @@ def _scalars(rule: Rule, hyper: dict[str, jax.Array], count: jax.Array) -> tuple
     return rule.scalars(hyper, count)
 
 
-def _check(door: str, rule: Rule, options: Options, grads: Any, state: Any, params: Any) -> list[LeafPlan]:
+def _check(rule: Rule, options: Options, grads: Any, state: Any, params: Any) -> list[LeafPlan]:
     """Checks all inputs of a step before anything is computed, and plans the leaves."""
     if params is None:
         raise ValueError(
@@ -121,7 +121,10 @@ def _check(door: str, rule: Rule, options: Options, grads: Any, state: Any, para
             "step(grads, state, params)"
         )
     if not isinstance(state, rule.state):
-        raise ValueError(f"the state of {rule.name} is a {rule.state.__name__}, got {type(state).__name__}")
+        raise ValueError(
+            f"{rule.name} keeps a state of type {rule.state.__name__}, got {type(state).__name__}; build it with "
+            "tx.init(params) (an Optax state, or a restored dict, is not continued)"
+        )
     plans = plan_tree(params, options)
     _check_grads(grads, plans)
     _check_manual(params)
