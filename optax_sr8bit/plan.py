@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import fnmatch
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -63,9 +64,6 @@ def named_leaves(tree: Any) -> list[tuple[str, Any]]:
 def plan_leaf(name: str, leaf: Any, options: Options) -> LeafPlan:
     """Plans one leaf, an array or a ShapeDtypeStruct."""
     shape, dtype = tuple(leaf.shape), jnp.dtype(leaf.dtype)
-    size = 1
-    for n in shape:
-        size *= n
     codec, reason = _choose("codec", options.codec, codecs.get, "offset", name, leaf), "as asked"
     if options.codec == "offset":
         reason = "default"
@@ -74,7 +72,7 @@ def plan_leaf(name: str, leaf: Any, options: Options) -> LeafPlan:
             codec, reason = FLOAT32, "a scalar"
         elif shape[-1] < SHORTEST_AXIS:
             codec, reason = FLOAT32, f"last axis shorter than {SHORTEST_AXIS}"
-        elif size < options.min_8bit_size:
+        elif math.prod(shape) < options.min_8bit_size:
             codec, reason = FLOAT32, f"fewer than {options.min_8bit_size} elements"
     block = min(options.block_size, shape[-1]) if codec.blockwise else None
     how = _choose("rounding", options.rounding, rounding.get, "stochastic", name, leaf)
@@ -108,8 +106,11 @@ def plan_tree(params: Any, options: Options) -> list[LeafPlan]:
     return [plan_leaf(name, leaf, options) for name, leaf in leaves]
 
 
-def differences(found: list[str], expected: list[str]) -> str:
-    """What is missing, what is too much, or that the order differs, in words."""
+def differences(leaves: list[tuple[str, Any]], plans: list[LeafPlan]) -> str:
+    """In words how the leaves of a tree differ from the planned ones; empty where they are the same."""
+    found, expected = [name for name, _ in leaves], [plan.name for plan in plans]
+    if list(map(seeds.noise_name, found)) == list(map(seeds.noise_name, expected)):
+        return ""
     missing, extra = [n for n in expected if n not in found], [n for n in found if n not in expected]
     if not missing and not extra:
         return f"the same leaves in another order: {found}, not {expected}"

@@ -18,6 +18,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import ClassVar
 
+from optax_sr8bit.registry import find
 from optax_sr8bit_kernels.names import as_int, as_uint, bits, f32, minimum, u32, where
 
 
@@ -111,11 +112,4 @@ def get(rounding: str | Rounding) -> Rounding:
     Raises:
       ValueError: for an unknown name.
     """
-    if isinstance(rounding, Rounding) and hasattr(rounding, "name"):
-        return rounding
-    if isinstance(rounding, str) and rounding in ROUNDINGS:
-        return ROUNDINGS[rounding]
-    hint = f"; did you mean {rounding.__name__}()?" if isinstance(rounding, type) else "."
-    raise ValueError(
-        f"unknown rounding {rounding!r}{hint} Pass one of {sorted(ROUNDINGS)} or a rounding.Rounding object"
-    )
+    return find("rounding", rounding, ROUNDINGS, Rounding)

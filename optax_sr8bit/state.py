@@ -9,7 +9,7 @@ from jax.core import Tracer
 
 from optax_sr8bit import codecs, seeds
 from optax_sr8bit.options import Options
-from optax_sr8bit.plan import LeafPlan, differences, named_leaves, plan_leaf, plan_tree, shown
+from optax_sr8bit.plan import LeafPlan, differences, named_leaves, plan_tree, shown
 from optax_sr8bit.rule import Rule
 
 VERSION = 1
@@ -29,17 +29,13 @@ def init(rule: Rule, options: Options, params: Any) -> Any:
     """
     plans = plan_tree(params, options)
 
-    def tree(make: Any) -> Any:
-        return jax.tree_util.tree_map_with_path(
-            lambda path, leaf: make(plan_leaf(seeds.path_name(path), leaf, options)), params
-        )
-
+    structure = jax.tree.structure(params)
     fields = {}
     for moment in rule.moments:
-        fields[moment.name] = tree(
-            lambda plan, signed=moment.signed: jnp.full(plan.shape, plan.codec.code(signed).zero, plan.code_dtype)
-        )
-        fields[moment.name + "_scale"] = tree(lambda plan: jnp.zeros(plan.scale_shape, jnp.float32))
+        codes = [jnp.full(plan.shape, plan.codec.code(moment.signed).zero, plan.code_dtype) for plan in plans]
+        scales = [jnp.zeros(plan.scale_shape, jnp.float32) for plan in plans]
+        fields[moment.name] = jax.tree.unflatten(structure, codes)
+        fields[moment.name + "_scale"] = jax.tree.unflatten(structure, scales)
     return rule.state(
         count=jnp.zeros([], jnp.int32),
         seed=seeds.seed_words(options.seed),
@@ -113,11 +109,9 @@ def check_leaves(rule: Rule, state: Any, plans: list[LeafPlan]) -> None:
             (moment.name + "_scale", lambda p: p.scale_shape, lambda p: jnp.float32),
         ):
             leaves = named_leaves(getattr(state, field))
-            found, expected = [name for name, _ in leaves], [plan.name for plan in plans]
-            if list(map(seeds.noise_name, found)) != list(map(seeds.noise_name, expected)):
+            if other := differences(leaves, plans):
                 raise ValueError(
-                    f"state.{field} is of another tree than the parameters; {differences(found, expected)}. "
-                    "Build it with tx.init(params)"
+                    f"state.{field} is of another tree than the parameters; {other}. Build it with tx.init(params)"
                 )
             for plan, (name, leaf) in zip(plans, leaves, strict=True):
                 if tuple(leaf.shape) != shape(plan) or leaf.dtype != dtype(plan):

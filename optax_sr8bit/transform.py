@@ -135,9 +135,8 @@ def _check(rule: Rule, options: Options, grads: Any, state: Any, params: Any) ->
 def _check_grads(grads: Any, plans: list[LeafPlan]) -> None:
     """Raises a ValueError or TypeError that names every gradient that does not fit its parameter."""
     leaves = named_leaves(grads)
-    found, expected = [name for name, _ in leaves], [plan.name for plan in plans]
-    if list(map(seeds.noise_name, found)) != list(map(seeds.noise_name, expected)):
-        raise ValueError(f"gradients and parameters differ in their trees; {differences(found, expected)}")
+    if wrong := differences(leaves, plans):
+        raise ValueError(f"gradients and parameters differ in their trees; {wrong}")
     pairs = [(plan, g) for plan, (_, g) in zip(plans, leaves, strict=True)]
     dtypes = [
         f"{shown(plan.name)}: {getattr(g, 'dtype', type(g).__name__)}"

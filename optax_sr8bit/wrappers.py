@@ -58,14 +58,12 @@ def inject_hyperparams(
 
     Args:
       factory: one of this library's optimizers, or a function of hyperparameters that returns one (or an `sr8.chain`).
-      static_args: arguments that are no hyperparameters, beside the structural ones of this library's optimizers.
+      static_args: arguments that are no hyperparameters, beside the structural ones of this library's optimizers; also
+        those that a transformation of Optax in the chain needs in the gradients' dtype (`clip_by_global_norm` does).
 
     Returns:
       A function with the factory's arguments, schedules allowed for all numbers. The state has the `hyperparams` that
       may be changed between steps.
-
-    An argument for a transformation of Optax in the chain may need the gradients' dtype (`clip_by_global_norm` does):
-    name it in `static_args`.
 
     Example:
       >>> import jax.numpy as jnp, optax_sr8bit as sr8

@@ -24,6 +24,7 @@ ALLOWED = {
 
 # Modules and subpackages of optax_sr8bit from the lowest up: each imports only itself and what stands before it.
 LAYERS = [
+    "registry",
     "bits",
     "rounding",
     "rule",

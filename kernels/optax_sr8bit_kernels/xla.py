@@ -22,7 +22,7 @@ def run_tile(
     block: int | None,
     zeros: Sequence[int],
 ) -> tuple[Array, tuple[Array, ...], tuple[Array, ...]]:
-    """Runs `tile(param, grad, codes, scales, row, col)` over a whole leaf at once.
+    """Runs a tile function over a whole leaf at once.
 
     Leading axes stay as they are, so that a sharding of them needs no exchange. The last axis is cut into blocks, and
     the last block of a row that is too short is filled up with parameters and gradients 0 and moments `zeros`.

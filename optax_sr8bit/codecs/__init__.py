@@ -7,6 +7,7 @@ from optax_sr8bit.codecs.dynamic import Dynamic as Dynamic
 from optax_sr8bit.codecs.float32 import Float32 as Float32
 from optax_sr8bit.codecs.offset import Offset as Offset
 from optax_sr8bit.codecs.offset_wide import OffsetWide as OffsetWide
+from optax_sr8bit.registry import find
 
 CODECS: dict[str, Codec] = {codec.name: codec for codec in (Offset(), OffsetWide(), Dynamic(), Float32())}
 
@@ -17,17 +18,11 @@ def get(codec: str | Codec) -> Codec:
     Raises:
       ValueError: for an unknown name, or an object with the number of another codec.
     """
-    if isinstance(codec, Codec) and hasattr(codec, "number"):
-        owner = next((c for c in CODECS.values() if c.number == codec.number and not isinstance(codec, type(c))), None)
-        if owner is not None:
-            raise ValueError(
-                f"codec {codec.name!r} has the number {codec.number} of {owner.name!r}; states could not tell"
-            )
-        return codec
-    if isinstance(codec, str) and codec in CODECS:
-        return CODECS[codec]
-    hint = f"; did you mean {codec.__name__}()?" if isinstance(codec, type) else "."
-    raise ValueError(f"unknown codec {codec!r}{hint} Pass one of {sorted(CODECS)} or a codecs.Codec object")
+    found = find("codec", codec, CODECS, Codec)
+    owner = next((c for c in CODECS.values() if c.number == found.number and not isinstance(found, type(c))), None)
+    if owner is not None:
+        raise ValueError(f"codec {found.name!r} has the number of {owner.name!r}, {found.number}; give it its own")
+    return found
 
 
 def by_number(number: int) -> str:
