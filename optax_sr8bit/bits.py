@@ -1,11 +1,11 @@
 """Random bits, addressed by where they are used instead of drawn from a stream.
 
-`words` is always `(seed0, seed1, step, leaf_lo, leaf_hi)`, five uint32 scalars; `row` and `col` are the *global*
-coordinates of each element, leading axes flattened into rows. The same address gives the same bits on every back end,
-mesh and tile size. Tile functions: see `optax_sr8bit_kernels.names`.
+`words` is always `(seed0, seed1, step, leaf_lo, leaf_hi)`, five uint32 scalars; `place` begins with the *global* row and
+column of each element, leading axes flattened into rows. The same address gives the same bits on every back end, mesh
+and tile size. Tile functions: see `optax_sr8bit_kernels.names`.
 """
 
-from optax_sr8bit_kernels.names import mulhi, static_range, u32, where
+from optax_sr8bit_kernels.names import halves, quarters, static_range, u32, wide_product
 
 
 def philox4x32(c0, c1, c2, c3, k0, k1):
@@ -26,10 +26,8 @@ def philox4x32(c0, c1, c2, c3, k0, k1):
       Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, SC 2011.
     """
     for _ in static_range(10):
-        h0 = mulhi(c0, u32(0xD2511F53))
-        l0 = c0 * u32(0xD2511F53)
-        h1 = mulhi(c2, u32(0xCD9E8D57))
-        l1 = c2 * u32(0xCD9E8D57)
+        h0, l0 = wide_product(c0, u32(0xD2511F53))
+        h1, l1 = wide_product(c2, u32(0xCD9E8D57))
         c0 = h1 ^ c1 ^ k0
         c1 = l1
         c2 = h0 ^ c3 ^ k1
@@ -39,56 +37,67 @@ def philox4x32(c0, c1, c2, c3, k0, k1):
     return c0, c1, c2, c3
 
 
-def parameter_bits(words, row, col):
+def parameter_bits(words, place):
     """16 uniform bits per element for rounding the parameter, uint32 in [0, 65536).
 
     One Philox call serves eight neighbouring columns: counter (step, leaf_lo, row, col // 8), key (seed0,
     seed1 ^ leaf_hi); of column j = col % 8 the word is j // 2 and the half low for even, high for odd j.
     """
+    return halves(_parameter_words, words, place)
+
+
+def _parameter_words(words, row, group):
     seed0, seed1, step, leaf_lo, leaf_hi = words
+    row = row + (group ^ group)
     zero = row ^ row
-    w0, w1, w2, w3 = philox4x32(zero + step, zero + leaf_lo, row, col >> 3, seed0, seed1 ^ leaf_hi)
-    pair = (col >> 1) & 3
-    word = where(pair < 2, where(pair == 0, w0, w1), where(pair == 2, w2, w3))
-    return (word >> ((col & 1) << 4)) & 0xFFFF
+    return philox4x32(zero + step, zero + leaf_lo, row, group, seed0, seed1 ^ leaf_hi)
 
 
-def weyl_mu(words, row, col):
+def weyl_mu(words, place):
     """A Weyl sequence in row, column and step as the signed moment's dither, a uint32 word per element.
 
     Equidistributed, so with less variance than random bits: an element's draws over the steps are 0.41 turns apart.
     """
     seed0, seed1, step, leaf_lo, leaf_hi = words
+    row, col = place[0], place[1]
     return row * u32(0x27D4EB2F) + col * u32(0x9E3779B1) + (step * u32(0x6A09E667) + leaf_hi + seed1)
 
 
-def weyl_nu(words, row, col):
+def weyl_nu(words, place):
     """As `weyl_mu` for the unsigned moment, with other constants (0.62 turns a step)."""
     seed0, seed1, step, leaf_lo, leaf_hi = words
+    row, col = place[0], place[1]
     return row * u32(0xC2B2AE3D) + col * u32(0x85EBCA77) + (step * u32(0x9E3779B9) + leaf_lo + seed0)
 
 
-def philox_mu(words, row, col):
+def philox_mu(words, place):
     """Independent random bits as the signed moment's dither, a uint32 word per element.
 
     One Philox call serves four neighbouring columns. The key differs from the parameter's, and the other moment's.
     """
-    return _philox_word(words, row, col, u32(0x243F6A88))
+    return quarters(_mu_words, words, place)
 
 
-def philox_nu(words, row, col):
+def philox_nu(words, place):
     """As `philox_mu` for the unsigned moment."""
-    return _philox_word(words, row, col, u32(0x85A308D3))
+    return quarters(_nu_words, words, place)
 
 
-def half_code(words, row, col):
+def half_code(words, place):
     """The word that makes a dithered code round to nearest: half a code, whatever the address."""
-    return (row ^ row) + u32(0x80000000)
+    return (place[0] ^ place[0]) + u32(0x80000000)
 
 
-def _philox_word(words, row, col, stream):
+def _mu_words(words, row, group):
+    return _dither_words(words, row, group, u32(0x243F6A88))
+
+
+def _nu_words(words, row, group):
+    return _dither_words(words, row, group, u32(0x85A308D3))
+
+
+def _dither_words(words, row, group, stream):
     seed0, seed1, step, leaf_lo, leaf_hi = words
+    row = row + (group ^ group)
     zero = row ^ row
-    w0, w1, w2, w3 = philox4x32(zero + step, zero + leaf_lo, row, col >> 2, seed0 ^ stream, seed1 ^ leaf_hi)
-    j = col & 3
-    return where(j < 2, where(j == 0, w0, w1), where(j == 2, w2, w3))
+    return philox4x32(zero + step, zero + leaf_lo, row, group, seed0 ^ stream, seed1 ^ leaf_hi)

@@ -1,13 +1,13 @@
-"""The step of one leaf, compiled once for all leaves that are alike."""
+"""The step of a group of leaves, compiled once for all groups that are alike."""
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
-from optax_sr8bit import rounding, tile
+from optax_sr8bit import tile
 from optax_sr8bit.codecs import Codec
 from optax_sr8bit.rounding import Rounding
 from optax_sr8bit.rule import Rule
@@ -16,7 +16,7 @@ from optax_sr8bit_kernels import xla
 
 @dataclasses.dataclass(frozen=True)
 class LeafSpec:
-    """All that is static in the step of a leaf, beside shapes and dtypes.
+    """All that is static in the step of a leaf, beside its shape.
 
     Attributes:
       rule: the optimizer's rule.
@@ -24,7 +24,9 @@ class LeafSpec:
       codec: of the moments.
       rounding: of the parameter.
       block: elements a scale, or None for float32 moments.
-      delta_dtype: dtype of the update wanted, or None for the new parameter itself.
+      dtype: of the parameter.
+      grad_dtype: of the gradient.
+      delta_dtype: of the update wanted, or None for the new parameter itself.
     """
 
     rule: Rule
@@ -32,47 +34,87 @@ class LeafSpec:
     codec: Codec
     rounding: Rounding
     block: int | None
+    dtype: Any
+    grad_dtype: Any
     delta_dtype: Any
 
+    @property
+    def result_dtype(self) -> Any:
+        """Of what the step hands back."""
+        return self.dtype if self.delta_dtype is None else self.delta_dtype
 
-@functools.partial(jax.jit, static_argnames="spec")
-def step_leaf(param, grad, codes, scales, scalars, count, seed, name, *, spec: LeafSpec):
-    """One step of one leaf.
+    def parts(self) -> tile.Parts:
+        """The static half of the tile functions."""
+        return tile.parts(self.rule, self.flags, self.codec, self.rounding, self.dtype, self.delta_dtype)
+
+
+@functools.partial(jax.jit, static_argnames=("spec", "implementation"))
+def step_group(params, grads, codes, scales, scalars, words, names, *, spec: LeafSpec, implementation: str):
+    """One step of several leaves.
 
     Args:
-      param: bfloat16, float16 or float32, any shape.
-      grad: the parameter's shape, any floating dtype.
-      codes: per moment uint8 (or float32) of the parameter's shape.
-      scales: per moment float32 [..., ceil(n / block)].
-      scalars: the rule's float32 scalars.
-      count: int32 scalar, steps taken before this one.
-      seed: uint32[2].
-      name: uint32[2], the words of the leaf's name.
-      spec: all that is static.
+      params: per leaf the parameter: bfloat16, float16 or float32, any shape; all empty or none.
+      grads: per leaf the gradient.
+      codes: per moment, per leaf uint8 (or float32) of the parameter's shape.
+      scales: per moment, per leaf float32 [..., ceil(n / block)].
+      scalars: the rule's float32 scalars, [k].
+      words: uint32[3], the words of the seed and the steps taken before this one.
+      names: uint32[leaves, 2], the words of each leaf's name.
+      spec: all that is static, the same for all leaves.
+      implementation: "xla", or "triton" for one launch of the kernel where the program runs on a GPU.
 
     Returns:
-      (new parameter or update, new codes, new scales).
+      (per leaf the new parameter or update, per moment the new codes, per moment the new scales).
     """
-    kinds = [spec.codec.code(moment.signed) for moment in spec.rule.moments]
-    fused = functools.partial(
-        tile.fused_step,
-        tables=tuple(None if kind.table is None else jnp.asarray(kind.table) for kind in kinds),
-        scalars=scalars,
-        words=(seed[0], seed[1], count.astype(jnp.uint32), name[0], name[1]),
-        **tile.parts(spec.rule, spec.flags, spec.codec, spec.rounding, param.dtype),
-    )
-    new_param, codes, scales = xla.run_tile(
-        fused, param, grad, codes, scales, block=spec.block, zeros=tuple(kind.zero for kind in kinds)
-    )
-    result = new_param if spec.delta_dtype is None else delta(new_param, param, spec.delta_dtype)
-    return result, codes, scales
+    empty = not params[0].size
+    step = _on_xla(spec) if implementation == "xla" or empty else _on_gpu(spec)
+    return step(params, grads, codes, scales, scalars, words, names)
 
 
-def delta(new_param: jax.Array, param: jax.Array, dtype: Any) -> jax.Array:
-    """new_param - param, rounded to nearest: rounding it with the parameter's bits would bias by half a spacing."""
-    difference = xla.load(new_param) - xla.load(param)
-    if dtype == jnp.bfloat16:
-        return xla.store(rounding.nearest_bfloat16(difference, None), dtype)
-    if dtype == jnp.float16:
-        return xla.store(rounding.nearest_float16(difference, None), dtype)
-    return difference.astype(dtype)
+@functools.cache
+def _on_xla(spec: LeafSpec) -> Callable:
+    def step(params, grads, codes, scales, scalars, words, names):
+        results = []
+        for i in range(len(params)):
+            one = [c[i] for c in codes], [s[i] for s in scales]
+            address = (*words, *names[i])
+            results.append(
+                xla.step_leaf(
+                    spec.parts(),
+                    params[i],
+                    grads[i],
+                    *one,
+                    tuple(scalars),
+                    address,
+                    result_dtype=spec.result_dtype,
+                    block=spec.block,
+                )
+            )
+        stepped, new_codes, new_scales = zip(*results, strict=True)
+        return stepped, tuple(zip(*new_codes, strict=True)), tuple(zip(*new_scales, strict=True))
+
+    return step
+
+
+@functools.cache
+def _on_gpu(spec: LeafSpec) -> Callable:
+    """The kernel where the program runs on a GPU; XLA elsewhere, and under `vmap`, which a kernel call does not know."""
+    from optax_sr8bit_kernels import triton_call
+
+    on_xla = _on_xla(spec)
+
+    def on_triton(*operands):
+        return triton_call.step_group(spec.parts(), *operands, result_dtype=spec.result_dtype, block=spec.block)
+
+    @jax.custom_batching.custom_vmap
+    def step(*operands):
+        return jax.lax.platform_dependent(*operands, cuda=on_triton, default=on_xla)
+
+    @step.def_vmap
+    def batched(axis_size, in_batched, *operands):
+        del axis_size
+        axes = jax.tree.map(lambda is_batched: 0 if is_batched else None, in_batched)
+        results = jax.vmap(on_xla, in_axes=axes)(*operands)
+        return results, jax.tree.map(lambda _: True, results)
+
+    return step

@@ -10,9 +10,9 @@ import numpy as np
 
 from optax_sr8bit import codecs, rounding, seeds
 from optax_sr8bit.codecs import Codec
+from optax_sr8bit.implementation import IMPLEMENTATIONS
 from optax_sr8bit.rounding import Rounding
 
-IMPLEMENTATIONS = (None, "xla", "triton")
 DELTA_DTYPES = (jnp.dtype("bfloat16"), jnp.dtype("float16"), jnp.dtype("float32"))
 
 DOC = """
@@ -59,10 +59,6 @@ class Options:
             raise ValueError(f"min_8bit_size must not be negative, got {self.min_8bit_size}")
         if self.implementation not in IMPLEMENTATIONS:
             raise ValueError(f"unknown implementation {self.implementation!r}; pass one of {IMPLEMENTATIONS}")
-        if self.implementation == "triton":
-            raise NotImplementedError(
-                "implementation='triton': this version has no Triton kernel; pass implementation='xla' or None"
-            )
         if self.delta_dtype is not None:
             if not any(self.delta_dtype == dtype for dtype in DELTA_DTYPES):
                 raise ValueError(f"delta_dtype must be bfloat16, float16 or float32, got {self.delta_dtype!r}")

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from optax_sr8bit import state as states
+from optax_sr8bit.implementation import select
 from optax_sr8bit.plan import LeafPlan, plan_tree, shown
 from optax_sr8bit.rule import Rule
 from optax_sr8bit.transform import Transformation
@@ -114,8 +115,7 @@ def explain(tx: Transformation, params: Any) -> Report:
         size, scales = math.prod(plan.shape), math.prod(plan.scale_shape)
         moment = size * jnp.dtype(plan.code_dtype).itemsize + scales * 4
         leaves.append(LeafReport(plan, size * jnp.dtype(plan.dtype).itemsize, moment * len(rule.moments)))
-    how = "xla (asked for)" if tx.options.implementation == "xla" else "xla (this version has no GPU kernel)"
-    report = Report(rule, how, tuple(leaves))
+    report = Report(rule, "{} ({})".format(*select(tx.options.implementation)), tuple(leaves))
     print(report)
     return report
 

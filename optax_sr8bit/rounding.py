@@ -19,21 +19,18 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from optax_sr8bit.registry import find
-from optax_sr8bit_kernels.names import as_int, as_uint, bits, f32, minimum, u32, where
+from optax_sr8bit_kernels.names import as_int, as_uint, bits, f32, minimum, quiet_bits, u32, where
 
 
 def stochastic_bfloat16(x, r):
     """Rounds float32 to one of its two bfloat16 neighbours, up with the probability of the dropped fraction."""
-    b = bits(x)
-    is_nan = (b & 0x7FFFFFFF) > 0x7F800000
-    return where(is_nan, b | 0x400000, b + r) >> 16
+    return (quiet_bits(x) + r) >> 16
 
 
 def nearest_bfloat16(x, r):
     """Rounds float32 to the nearest bfloat16, ties to even; r is not used."""
-    b = bits(x)
-    is_nan = (b & 0x7FFFFFFF) > 0x7F800000
-    return where(is_nan, b | 0x400000, b + 0x7FFF + ((b >> 16) & 1)) >> 16
+    b = quiet_bits(x)
+    return (b + 0x7FFF + ((b >> 16) & 1)) >> 16
 
 
 def stochastic_float16(x, r):

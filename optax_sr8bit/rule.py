@@ -39,6 +39,12 @@ class Rule:
     update: Callable
     flags: tuple[bool, ...]
 
+    @property
+    def fields(self) -> tuple[list[str], list[str]]:
+        """The state's fields of the moments and of their scales."""
+        names = [moment.name for moment in self.moments]
+        return names, [name + "_scale" for name in names]
+
     def flags_for(self, decay: bool) -> tuple[bool, ...]:
         """The switches for a leaf that weight decay reaches or not."""
         return (self.flags[0] and decay, *self.flags[1:])

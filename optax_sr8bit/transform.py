@@ -11,8 +11,10 @@ import optax
 
 from optax_sr8bit import hyperparameters, seeds
 from optax_sr8bit import state as states
+from optax_sr8bit.groups import group
+from optax_sr8bit.implementation import select
 from optax_sr8bit.in_place import InPlaceUpdate
-from optax_sr8bit.leaf import LeafSpec, step_leaf
+from optax_sr8bit.leaf import LeafSpec, step_group
 from optax_sr8bit.options import Options
 from optax_sr8bit.plan import LeafPlan, differences, named_leaves, plan_tree, shown
 from optax_sr8bit.rule import Definition, Rule
@@ -64,35 +66,44 @@ def build(definition: Definition, options: Options) -> Transformation:
 
     def advance(door: str, grads: Any, state: Any, params: Any) -> tuple[Any, Any]:
         plans = _check(rule, options, grads, state, params)
-        hyper = hyperparameters.evaluate(definition.hyperparameters, state.count)
-        scalars = _scalars(rule, hyper, state.count)
-        decays = _decays(definition.mask, params)
-        grad_leaves, leaves = jax.tree.leaves(grads), jax.tree.leaves(params)
-        fields = [(m.name, m.name + "_scale") for m in rule.moments]
-        old = {f: jax.tree.leaves(getattr(state, f)) for pair in fields for f in pair}
-        new: dict[str, list[Any]] = {f: [] for f in old}
-        results = []
-        for i, plan in enumerate(plans):
-            delta = None if door != "update" else jnp.dtype(options.delta_dtype or grad_leaves[i].dtype)
-            spec = LeafSpec(rule, rule.flags_for(decays[i]), plan.codec, plan.rounding, plan.block, delta)
-            result, codes, scales = step_leaf(
-                jnp.asarray(leaves[i]),
-                jnp.asarray(grad_leaves[i]),
-                tuple(old[f][i] for f, _ in fields),
-                tuple(old[f][i] for _, f in fields),
+        implementation, _ = select(options.implementation)
+        scalars = _scalars(rule, hyperparameters.evaluate(definition.hyperparameters, state.count), state.count)
+        words = _words(state.seed, state.count)
+        leaves, structure = jax.tree.flatten(params)
+        leaves, gradients = list(map(jnp.asarray, leaves)), list(map(jnp.asarray, jax.tree.leaves(grads)))
+        specs = []
+        for plan, decay, grad in zip(plans, _decays(definition.mask, params), gradients, strict=True):
+            delta = None if door != "update" else jnp.dtype(options.delta_dtype or grad.dtype)
+            how = (plan.codec, plan.rounding, plan.block, plan.dtype, grad.dtype, delta)
+            specs.append(LeafSpec(rule, rule.flags_for(decay), *how))
+        moments, scales = ([getattr(state, f) for f in fields] for fields in rule.fields)
+        old = [[jax.tree.leaves(tree) for tree in trees] for trees in (moments, scales)]
+        new = [[[None] * len(plans) for _ in trees] for trees in old]
+        results: list[Any] = [None] * len(plans)
+        for members in group(implementation, specs, [plan.shape for plan in plans]):
+            stepped, *stepped_state = step_group(
+                tuple(leaves[i] for i in members),
+                tuple(gradients[i] for i in members),
+                *(tuple(tuple(tree[i] for i in members) for tree in trees) for trees in old),
                 scalars,
-                state.count,
-                state.seed,
-                np.array(seeds.leaf_words(plan.name), np.uint32),
-                spec=spec,
+                words,
+                np.array([seeds.leaf_words(plans[i].name) for i in members], np.uint32),
+                spec=specs[members[0]],
+                implementation=implementation,
             )
-            results.append(InPlaceUpdate(result) if door == "in_place" else result)
-            for (code_field, scale_field), c, s in zip(fields, codes, scales, strict=True):
-                new[code_field].append(c)
-                new[scale_field].append(s)
-        replaced = {f: jax.tree.unflatten(jax.tree.structure(getattr(state, f)), v) for f, v in new.items()}
-        state = state._replace(count=optax.safe_increment(state.count), **replaced)
-        return jax.tree.unflatten(jax.tree.structure(params), results), state
+            for at, i in enumerate(members):
+                results[i] = InPlaceUpdate(stepped[at]) if door == "in_place" else stepped[at]
+                for trees, values in zip(new, stepped_state, strict=True):
+                    for tree, value in zip(trees, values, strict=True):
+                        tree[i] = value[at]
+        replaced = {
+            field: jax.tree.unflatten(jax.tree.structure(tree), value)
+            for fields, trees, values in zip(rule.fields, (moments, scales), new, strict=True)
+            for field, tree, value in zip(fields, trees, values, strict=True)
+        }
+        return jax.tree.unflatten(structure, results), state._replace(
+            count=optax.safe_increment(state.count), **replaced
+        )
 
     def init(params: Any) -> Any:
         return states.init(rule, options, params)
@@ -109,8 +120,14 @@ def build(definition: Definition, options: Options) -> Transformation:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _scalars(rule: Rule, hyper: dict[str, jax.Array], count: jax.Array) -> tuple[jax.Array, ...]:
-    return rule.scalars(hyper, count)
+def _scalars(rule: Rule, hyper: dict[str, jax.Array], count: jax.Array) -> jax.Array:
+    return jnp.stack(rule.scalars(hyper, count))
+
+
+@jax.jit
+def _words(seed: jax.Array, count: jax.Array) -> jax.Array:
+    """What addresses the random bits of a step: uint32[3]."""
+    return jnp.append(seed, count.astype(jnp.uint32))
 
 
 def _check(rule: Rule, options: Options, grads: Any, state: Any, params: Any) -> list[LeafPlan]:

@@ -1,6 +1,7 @@
 """The codes under test beside their definitions, and how the tests call them: shared by the tests of codecs."""
 
 import functools
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ from oracles import codes as oracle
 
 from optax_sr8bit import codecs
 
+GOLDEN = Path(__file__).parent / "golden" / "bitsandbytes_quantize.npz"
 HALF = 0x80000000
 LARGEST = float(np.finfo(np.float32).max)
 TINY = (1e-45, 1e-43, 1e-40, 1.2e-38, 2.0**-101, 2.0**-100, 2.0**-90)
@@ -31,10 +33,6 @@ def signed(name):
     return name.endswith("mu")
 
 
-def table_of(moment):
-    return None if moment.table is None else jnp.asarray(moment.table)
-
-
 @functools.cache
 def compiled(name):
     moment = MOMENTS[name]
@@ -47,7 +45,7 @@ def encode(name, x, absmax, word=HALF):
     x = jnp.asarray(np.asarray(x, np.float32))
     largest = jnp.asarray(np.maximum(np.asarray(absmax, np.float32), np.float32(moment.tiny)))
     word = jnp.broadcast_to(jnp.asarray(np.asarray(word, np.uint32)), x.shape)
-    return np.asarray(compiled(name)[0](x, jnp.broadcast_to(largest, x.shape), word, table_of(moment)))
+    return np.asarray(compiled(name)[0](x, jnp.broadcast_to(largest, x.shape), word))
 
 
 def decode(name, code, absmax):
@@ -55,11 +53,11 @@ def decode(name, code, absmax):
     code = jnp.asarray(np.asarray(code, np.uint32))
     largest = jnp.asarray(np.maximum(np.asarray(absmax, np.float32), np.float32(moment.tiny)))
     scale = jnp.broadcast_to(moment.scale(largest), code.shape)
-    return np.asarray(compiled(name)[1](code, scale, table_of(moment)))
+    return np.asarray(compiled(name)[1](code, scale))
 
 
 def values_of(name):
-    """The 256 values in units of absmax, float64, from the definition (for dynamic: its float32 table)."""
+    """The 256 values in units of absmax, float64, from the definition (for dynamic: the recorded float32 map)."""
     if name in DITHERED:
         return DITHERED[name][1].units() / DITHERED[name][1].top
-    return np.asarray(MOMENTS[name].table, np.float64)
+    return np.load(GOLDEN)["signed.map" if signed(name) else "unsigned.map"].astype(np.float64)

@@ -2,8 +2,11 @@
 
 A *tile function* is a plain function over arrays that uses only arithmetic, comparisons, bit operations and the names
 below. Called as it stands it runs on JAX arrays; `retarget` swaps these names for another back end's and keeps the
-code. All floats are float32, all bit patterns uint32.
+code. All floats are float32, all bit patterns uint32. A *place* is what a back end knows of each element's global
+coordinates: here (row, column), uint32; only the functions below that take one look further into it.
 """
+
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +14,8 @@ import numpy as np
 from jax import lax
 
 Array = jax.Array
+
+ONE = np.uint32(0x3F800000)  # the bits of 1.0
 
 static_range = range
 
@@ -28,6 +33,12 @@ def bits(x: Array) -> Array:
 def f32(x: Array) -> Array:
     """The float32 with the bit pattern x, a uint32."""
     return lax.bitcast_convert_type(x, jnp.float32)
+
+
+def f16(x: Array) -> Array:
+    """The float32 value of the float16 with the bit pattern x, a uint32."""
+    half = lax.bitcast_convert_type(lax.convert_element_type(x, jnp.uint16), jnp.float16)
+    return lax.convert_element_type(half, jnp.float32)
 
 
 def as_int(x: Array) -> Array:
@@ -88,20 +99,108 @@ def where(condition, x, y) -> Array:
     return jnp.where(condition, x, y)
 
 
-def mulhi(x: Array, y: np.uint32) -> Array:
-    """The high 32 bits of the 64-bit product of a uint32 and a uint32 constant.
+def wide_product(x: Array, y: np.uint32) -> tuple[Array, Array]:
+    """The high and the low 32 bits of the product of a uint32 and a uint32 constant.
 
     Not `lax.mulhi`, which does not lower on arrays that lie on several devices (JAX 0.10 to 0.12), nor four products of
     halves, which take half as long again.
     """
     with jax.enable_x64(True):
         product = lax.convert_element_type(x, jnp.uint64) * lax.convert_element_type(y, jnp.uint64)
-        return lax.convert_element_type(product >> lax.full_like(product, 32), jnp.uint32)
+        return lax.convert_element_type(product >> lax.full_like(product, 32), jnp.uint32), x * y
 
 
 def lookup(table: Array, index: Array) -> Array:
     """table[index] for an int32 index within [0, 256)."""
     return table.at[index].get(mode="promise_in_bounds")
+
+
+def quiet_bits(x: Array) -> Array:
+    """The bit pattern of a float32 that comes out of arithmetic; of NaN always 0x7FC00000.
+
+    Any other NaN plus random bits may carry into its sign and become -0.0.
+    """
+    b = bits(x)
+    return jnp.where((b & 0x7FFFFFFF) > 0x7F800000, np.uint32(0x7FC00000), b)
+
+
+def ratio(top: float, x: Array) -> Array:
+    """top / x for a constant and a float32 in [2**-100, 2**128); a back end may be off by 3 units in the last place."""
+    return top / x
+
+
+def byte_float(code: Array, shift: int) -> Array:
+    """f32((code << shift) + bits(1)) of a byte."""
+    return f32((code << shift) + ONE)
+
+
+def unsigned_offset(code: Array, scale: Array, shift: int) -> Array:
+    """(byte_float(code) - 1) scale: an offset float without a sign.
+
+    Rounded once: the float32 has the bits of a byte at most, so that 1 is subtracted without rounding.
+    """
+    return (byte_float(code, shift) - 1.0) * scale
+
+
+def signed_offset(code: Array, scale: Array, shift: int) -> Array:
+    """The `unsigned_offset` of the low seven bits of a byte, with the sign in its highest."""
+    return (byte_float(code & 127, shift) - 1.0) * f32(bits(scale) | ((code & 128) << 24))
+
+
+def dithered(y: Array, word: Array, shift: int) -> Array:
+    """(bits(y) - bits(1) + r) >> shift as int32, r the `shift` high bits of a uniform uint32.
+
+    The code of a float with few mantissa bits is linear in the bits of y, and the value is linear between neighbouring
+    codes, so that uniform bits added below the code round it without bias.
+    """
+    return (signed_bits(y) - ONE.astype(np.int32) + as_int(word >> (32 - shift))) >> shift
+
+
+def unsigned_byte(code: Array) -> Array:
+    """An int32 clamped to a byte, as uint32."""
+    return as_uint(jnp.clip(code, 0, 255))
+
+
+def signed_byte(magnitude: Array, x: Array) -> Array:
+    """A non-negative int32 clamped to seven bits, below the sign bit of the float32 x: a sign-magnitude byte."""
+    return as_uint(jnp.minimum(magnitude, 127)) | ((bits(x) >> 24) & 128)
+
+
+def halves(draw: Callable, words: tuple[Array, ...], place: tuple[Array, ...]) -> Array:
+    """16 bits for each element, of which eight neighbours in a row share one call of `draw`.
+
+    Args:
+      draw: tile function (words, row, column // 8) -> four uint32 words.
+      words: handed to `draw`.
+      place: of the elements.
+
+    Returns:
+      uint32 in [0, 65536): of column j = column % 8 the word is j // 2, the half the low one for even j.
+    """
+    row, col = place
+    w0, w1, w2, w3 = draw(words, row, col >> 3)
+    word = _select(w0, w1, w2, w3, (col >> 1) & 3)
+    return (word >> ((col & 1) << 4)) & 0xFFFF
+
+
+def quarters(draw: Callable, words: tuple[Array, ...], place: tuple[Array, ...]) -> Array:
+    """A uint32 word for each element, of which four neighbours in a row share one call of `draw`; see `halves`."""
+    row, col = place
+    w0, w1, w2, w3 = draw(words, row, col >> 2)
+    return _select(w0, w1, w2, w3, col & 3)
+
+
+def _select(w0: Array, w1: Array, w2: Array, w3: Array, index: Array) -> Array:
+    return jnp.where(index < 2, jnp.where(index == 0, w0, w1), jnp.where(index == 2, w2, w3))
+
+
+def finite(xs: tuple[Array, ...]) -> tuple[Array, ...]:
+    """All tiles become 0 at an element where any of them is not finite."""
+    largest = np.float32(np.finfo(np.float32).max)
+    whole = lax.abs(xs[0]) <= largest
+    for x in xs[1:]:
+        whole = whole & (lax.abs(x) <= largest)
+    return tuple(jnp.where(whole, x, np.float32(0)) for x in xs)
 
 
 def block_max(xs: tuple[Array, ...]) -> tuple[Array, ...]:

@@ -1,29 +1,68 @@
 """Gives a tile function another back end's names: the code stays, its globals are swapped."""
 
+import dataclasses
 import functools
 import types
 from collections.abc import Callable
 from typing import Any
 
 
+class Namespace:
+    """The fields of a dataclass of tile functions and constants, as a Triton kernel takes them: one `constexpr`.
+
+    Equal where the fields are, and hashable: kernels are compiled once for each.
+    """
+
+    def __init__(self, fields: dict[str, Any]):
+        """Keeps the fields as attributes."""
+        self.__dict__.update(fields)
+
+    def __eq__(self, other: Any) -> bool:
+        return isinstance(other, Namespace) and self.__dict__ == other.__dict__
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.__dict__.items()))
+
+    @property
+    def cache_key(self) -> str:
+        """What Triton's cache on disk tells kernels apart by: the source of every function, not its name."""
+        return repr({name: _key(value) for name, value in self.__dict__.items()})
+
+
+def _key(value: Any) -> Any:
+    return tuple(map(_key, value)) if isinstance(value, tuple) else getattr(value, "cache_key", value)
+
+
 @functools.cache
-def to_triton(function: Callable) -> Any:
-    """The tile function as a Triton device function.
+def to_triton(part: Any) -> Any:
+    """A static part of a kernel as Triton takes it.
 
     Args:
-      function: a plain function over `names`, constants and other tile functions.
+      part: a tile function (a plain function over `names`, constants and other tile functions), a constant, or a tuple
+        or dataclass of these.
 
     Returns:
-      A `triton.JITFunction`, to be passed to a kernel as a `constexpr`.
+      A `triton.JITFunction` for a function, a `Namespace` for a dataclass, else the same as `part`.
 
     Raises:
       ImportError: without Triton.
     """
+    if isinstance(part, tuple):
+        return tuple(map(to_triton, part))
+    if dataclasses.is_dataclass(part):
+        return Namespace({f.name: to_triton(getattr(part, f.name)) for f in dataclasses.fields(part)})
+    return _function(part) if callable(part) else part
+
+
+def _function(function: Callable) -> Any:
     import triton
 
-    from optax_sr8bit_kernels import triton_names
+    from optax_sr8bit_kernels import names, triton_names
 
-    swapped: dict[str, Any] = {"__name__": function.__module__}
+    if function.__module__ == names.__name__:
+        return getattr(triton_names, function.__name__)
+    # Triton's interpreter patches the `triton.language` that it finds among the globals.
+    swapped: dict[str, Any] = {"__name__": function.__module__, "tl": triton.language}
     for name in function.__code__.co_names:
         if hasattr(triton_names, name):
             swapped[name] = getattr(triton_names, name)

@@ -1,7 +1,7 @@
 """Runs a tile function on XLA: CPU, any GPU, TPU."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -9,68 +9,76 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from optax_sr8bit_kernels.names import block_max, finite
+
 Array = jax.Array
 
 
-def run_tile(
-    tile: Callable[..., tuple[Array, tuple[Array, ...], tuple[Array, ...]]],
+def step_leaf(
+    parts: Any,
     param: Array,
     grad: Array,
     codes: Sequence[Array],
     scales: Sequence[Array],
+    scalars: Sequence[Array],
+    words: Sequence[Array],
     *,
+    result_dtype: Any,
     block: int | None,
-    zeros: Sequence[int],
 ) -> tuple[Array, tuple[Array, ...], tuple[Array, ...]]:
-    """Runs a tile function over a whole leaf at once.
+    """Steps a whole leaf at once.
 
     Leading axes stay as they are, so that a sharding of them needs no exchange. The last axis is cut into blocks, and
-    the last block of a row that is too short is filled up with parameters and gradients 0 and moments `zeros`.
+    the last block of a row that is too short is filled up with parameters and gradients 0 and moments 0.
 
     Args:
-      tile: the tile function of (param, grad, codes, scales, again, row, col), see `param` to `scales` but in float32
-        [..., block], uint32 codes, float32 scales [..., 1]; `again` is the same (grad, codes, scales), and row and col
-        are the global coordinates, uint32. It returns (stored parameter, codes, scales).
+      parts: the tile functions `advance` and `encode`, and what else is static, see `optax_sr8bit.tile.Parts`.
       param: bfloat16, float16 or float32, any shape.
       grad: the parameter's shape, any floating dtype.
       codes: per moment uint8 of the parameter's shape (float32 where block is None).
       scales: per moment float32 [..., ceil(n / block)].
+      scalars: float32 scalars, handed to the tile functions.
+      words: uint32 scalars that address the random bits, likewise.
+      result_dtype: of the new parameter, or of the difference that `parts` say to hand back.
       block: the block's length, or None where scales are handed on untouched.
-      zeros: per moment the code to fill up with.
 
     Returns:
-      (new parameter, new codes, new scales), with the shapes and dtypes of the old ones.
+      (result of the parameter's shape, new codes, new scales).
     """
     if param.ndim == 0:
         lone = [x.reshape(1) for x in (param, grad, *codes)]
-        new = run_tile(tile, lone[0], lone[1], lone[2:], scales, block=None, zeros=zeros)
-        return new[0].reshape(()), tuple(x.reshape(()) for x in new[1]), new[2]
+        rest = {"result_dtype": result_dtype, "block": None}
+        result, new_codes, _ = step_leaf(parts, lone[0], lone[1], lone[2:], scales, scalars, words, **rest)
+        return result.reshape(()), tuple(x.reshape(()) for x in new_codes), tuple(scales)
 
-    row, col = coordinates(param.shape)
+    place = coordinates(param.shape)
     if block is None:
-        stored, new_codes, new_scales = tile(load(param), load(grad), tuple(codes), tuple(scales), None, row, col)
-        return store(stored, param.dtype), new_codes, new_scales
+        stored, moments = parts.advance(
+            load(param), load(grad), tuple(codes), tuple(scales), place, scalars, words, parts
+        )
+        return store(stored, result_dtype), finite(moments), tuple(scales)
 
-    def inputs(grad: Array, codes: Sequence[Array], scales: Sequence[Array]) -> tuple[Any, ...]:
-        return (
+    def advance(grad: Array, codes: Sequence[Array], scales: Sequence[Array]) -> tuple[Any, Any]:
+        return parts.advance(
+            into_blocks(load(param), block),
             into_blocks(load(grad), block),
-            tuple(into_blocks(c.astype(jnp.uint32), block, z) for c, z in zip(codes, zeros, strict=True)),
+            tuple(into_blocks(c.astype(jnp.uint32), block, z) for c, z in zip(codes, parts.zeros, strict=True)),
             tuple(lax.expand_dims(s, (s.ndim,)) for s in scales),
+            place,
+            scalars,
+            words,
+            parts,
         )
 
+    place = tuple(into_blocks(x, block) for x in place)
+    stored, moments = advance(grad, codes, scales)
     # XLA runs a tile as several loops over the whole leaf. What the search for absmax reads is cheaper computed again
     # from the 8-bit inputs than kept in float32 temporaries; behind the barrier XLA does not see that it is the same.
-    again = inputs(*lax.optimization_barrier((grad, codes, scales)))
-    stored, new_codes, new_scales = tile(
-        into_blocks(load(param), block),
-        *inputs(grad, codes, scales),
-        again,
-        into_blocks(row, block),
-        into_blocks(col, block),
-    )
+    _, again = advance(*lax.optimization_barrier((grad, codes, scales)))
+    new_codes, new_scales = parts.encode(finite(moments), block_max(finite(again)), place, words, parts)
     n = param.shape[-1]
     return (
-        store(out_of_blocks(stored, n), param.dtype),
+        store(out_of_blocks(stored, n), result_dtype),
         tuple(out_of_blocks(c, n).astype(jnp.uint8) for c in new_codes),
         tuple(lax.squeeze(s, (s.ndim - 1,)) for s in new_scales),
     )
@@ -111,7 +119,7 @@ def load(x: Array) -> Array:
 
 
 def store(x: Array, dtype: Any) -> Array:
-    """A 16-bit pattern in a uint32 as a 16-bit float; a float32 as itself."""
-    if dtype == jnp.float32:
-        return x
-    return lax.bitcast_convert_type(x.astype(jnp.uint16), dtype)
+    """A 16-bit pattern in a uint32 as a 16-bit float; a float32 as itself, or cast to another dtype."""
+    if dtype in (jnp.bfloat16, jnp.float16):
+        return lax.bitcast_convert_type(x.astype(jnp.uint16), dtype)
+    return x.astype(dtype)

@@ -5,8 +5,6 @@ import dataclasses
 from collections.abc import Callable
 from typing import ClassVar
 
-import numpy as np
-
 from optax_sr8bit import bits
 
 DITHERS: dict[str, tuple[Callable, Callable]] = {
@@ -21,13 +19,12 @@ class MomentCode:
     """How one moment is stored between steps. All functions are tile functions over float32 and uint32.
 
     Attributes:
-      encode: (x, absmax, word, table) -> uint32 code; word is the dither, a uniform uint32.
-      decode: (code, scale, table) -> float32.
+      encode: (x, absmax, word) -> uint32 code; word is the dither, a uniform uint32.
+      decode: (code, scale) -> float32.
       scale: absmax -> what is kept of it per block, float32.
       floor: scale -> the least value that the second moment may take in a denominator, in the units of x.
       zero: the code that decodes to 0.0 (for a code without zero, to the least value).
       tiny: absmax is clamped from below at this, so that reciprocals stay finite and zero blocks need no special case.
-      table: the 256 decoded values for absmax 1, float32, or None where arithmetic does it.
     """
 
     encode: Callable
@@ -36,7 +33,7 @@ class MomentCode:
     floor: Callable
     zero: int
     tiny: float
-    table: np.ndarray | None = dataclasses.field(default=None, compare=False)
+    table: object = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +61,7 @@ class Codec(abc.ABC):
         return self.signed if signed else self.unsigned
 
     def dither_word(self, signed: bool) -> Callable:
-        """The tile function (words, row, col) -> uint32 that draws a moment's dither."""
+        """The tile function (words, place) -> uint32 that draws a moment's dither."""
         return bits.half_code
 
 
@@ -85,7 +82,7 @@ class DitheredCodec(Codec):
             raise ValueError(f"unknown dither {self.dither!r} for codec {self.name!r}; pass one of {sorted(DITHERS)}")
 
     def dither_word(self, signed: bool) -> Callable:
-        """The tile function (words, row, col) -> uint32 that draws a moment's dither."""
+        """The tile function (words, place) -> uint32 that draws a moment's dither."""
         return DITHERS[self.dither][0 if signed else 1]
 
 

@@ -9,23 +9,29 @@ code round it without bias.
 import dataclasses
 
 from optax_sr8bit.codecs.base import DitheredCodec, MomentCode, no_floor
-from optax_sr8bit_kernels.names import absolute, bits, f32, minimum, u32
+from optax_sr8bit_kernels.names import (
+    absolute,
+    dithered,
+    ratio,
+    signed_byte,
+    signed_offset,
+    unsigned_byte,
+    unsigned_offset,
+)
 
-ONE = 0x3F800000  # bits(1.0)
 MU_TOP = 247.0  # with the offset 1, the value of code 127: 2**7 (1 + 15/16)
 NU_TOP = 63487.0  # of code 255: 2**15 (1 + 15/16)
 
 
-def encode_mu(x, absmax, word, table):
+def encode_mu(x, absmax, word):
     """sign | min((bits(|x| 247/absmax + 1) - bits(1) + r) >> 19, 127), r the 19 high bits of word."""
-    y = absolute(x) * (MU_TOP / absmax) + 1.0
-    return minimum((bits(y) - ONE + (word >> 13)) >> 19, u32(127)) | ((bits(x) >> 24) & 128)
+    y = absolute(x) * ratio(MU_TOP, absmax) + 1.0
+    return signed_byte(dithered(y, word, 19), x)
 
 
-def decode_mu(code, scale, table):
+def decode_mu(code, scale):
     """±(f32((c << 19) + bits(1)) - 1) scale, the sign in bit 7."""
-    magnitude = (f32(((code & 127) << 19) + ONE) - 1.0) * scale
-    return f32(bits(magnitude) | ((code & 128) << 24))
+    return signed_offset(code, scale, 19)
 
 
 def scale_mu(absmax):
@@ -33,15 +39,15 @@ def scale_mu(absmax):
     return absmax * (1.0 / MU_TOP)
 
 
-def encode_nu(x, absmax, word, table):
+def encode_nu(x, absmax, word):
     """min((bits(x 63487/absmax + 1) - bits(1) + r) >> 19, 255), r the 19 high bits of word."""
-    y = x * (NU_TOP / absmax) + 1.0
-    return minimum((bits(y) - ONE + (word >> 13)) >> 19, u32(255))
+    y = x * ratio(NU_TOP, absmax) + 1.0
+    return unsigned_byte(dithered(y, word, 19))
 
 
-def decode_nu(code, scale, table):
+def decode_nu(code, scale):
     """(f32((c << 19) + bits(1)) - 1) scale."""
-    return (f32((code << 19) + ONE) - 1.0) * scale
+    return unsigned_offset(code, scale, 19)
 
 
 def scale_nu(absmax):

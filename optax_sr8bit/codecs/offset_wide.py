@@ -6,23 +6,29 @@ mu is a sign-4-3 offset float; nu a 5-3 float without an offset, which spans 2**
 import dataclasses
 
 from optax_sr8bit.codecs.base import DitheredCodec, MomentCode, no_floor
-from optax_sr8bit_kernels.names import absolute, as_int, as_uint, bits, f32, maximum, minimum, signed_bits, u32
+from optax_sr8bit_kernels.names import (
+    absolute,
+    byte_float,
+    dithered,
+    ratio,
+    signed_byte,
+    signed_offset,
+    unsigned_byte,
+)
 
-ONE = 0x3F800000  # bits(1.0)
 MU_TOP = 61439.0  # with the offset 1, the value of code 127: 2**15 (1 + 7/8)
 NU_TOP = 4026531840.0  # the value of code 255: 2**31 (1 + 7/8)
 
 
-def encode_mu(x, absmax, word, table):
+def encode_mu(x, absmax, word):
     """sign | min((bits(|x| 61439/absmax + 1) - bits(1) + r) >> 20, 127), r the 20 high bits of word."""
-    y = absolute(x) * (MU_TOP / absmax) + 1.0
-    return minimum((bits(y) - ONE + (word >> 12)) >> 20, u32(127)) | ((bits(x) >> 24) & 128)
+    y = absolute(x) * ratio(MU_TOP, absmax) + 1.0
+    return signed_byte(dithered(y, word, 20), x)
 
 
-def decode_mu(code, scale, table):
+def decode_mu(code, scale):
     """±(f32((c << 20) + bits(1)) - 1) scale, the sign in bit 7."""
-    magnitude = (f32(((code & 127) << 20) + ONE) - 1.0) * scale
-    return f32(bits(magnitude) | ((code & 128) << 24))
+    return signed_offset(code, scale, 20)
 
 
 def scale_mu(absmax):
@@ -30,15 +36,14 @@ def scale_mu(absmax):
     return absmax * (1.0 / MU_TOP)
 
 
-def encode_nu(x, absmax, word, table):
+def encode_nu(x, absmax, word):
     """clamp((bits(x/s) - bits(1) + r) >> 20, 0, 255), r the 20 high bits of word, s = absmax / (1.875 2**31)."""
-    b = signed_bits(x * (NU_TOP / absmax)) - ONE + as_int(word >> 12)
-    return as_uint(minimum(maximum(b >> 20, 0), 255))
+    return unsigned_byte(dithered(x * ratio(NU_TOP, absmax), word, 20))
 
 
-def decode_nu(code, scale, table):
+def decode_nu(code, scale):
     """f32((c << 20) + bits(1)) scale: never zero once a scale is."""
-    return f32((code << 20) + ONE) * scale
+    return byte_float(code, 20) * scale
 
 
 def scale_nu(absmax):

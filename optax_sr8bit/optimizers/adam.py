@@ -37,24 +37,30 @@ class AdamState(NamedTuple):
 def scalars(hyper: dict[str, jax.Array], count: jax.Array) -> tuple[jax.Array, ...]:
     """The float32 scalars of step count + 1, as `update` unpacks them."""
     t = count.astype(jnp.uint32) + 1
-    b1 = hyper["b1"]
-    debias = 1.0 / bias_correction(jnp.stack([b1, b1, hyper["b2"]]), jnp.stack([t, t + 1, t]))
-    given = (hyper[name] for name in ("learning_rate", "b1", "b2", "eps", "eps_root", "weight_decay"))
-    return (*given, debias[0], b1 * debias[1], (1.0 - b1) * debias[0], debias[2])
+    b1, b2 = hyper["b1"], hyper["b2"]
+    correction = bias_correction(jnp.stack([b1, b1, b2]), jnp.stack([t, t + 1, t]))
+    given = (hyper[name] for name in ("learning_rate", "b1", "b2", "eps_root", "weight_decay"))
+    ahead = b1 * (correction[0] / correction[1])
+    return (*given, correction[0], correction[0] * hyper["eps"], ahead, 1.0 / correction[2])
 
 
 def update(param, grad, moments, floors, scalars, zero, flags):
-    """One step of AdamW on a tile, in float32; the formula stands in `adamw`."""
-    learning_rate, b1, b2, eps, eps_root, weight_decay, debias_mu, ahead_mu, ahead_grad, debias_nu = scalars
+    """One step of AdamW on a tile, in float32; the formula stands in `adamw`.
+
+    The first moment's bias correction, mu / (1 - b1**t), multiplies the denominator instead: one operation less.
+    """
+    learning_rate, b1, b2, eps_root, weight_decay, correct_mu, correct_eps, ahead, debias_nu = scalars
     decay, nesterov = flags[0], flags[1]
     mu, nu = moments
-    mu = unfused(b1 * mu, zero) + unfused((1.0 - b1) * grad, zero)
+    new_grad = unfused((1.0 - b1) * grad, zero)
+    mu = unfused(b1 * mu, zero) + new_grad
     nu = unfused(b2 * nu, zero) + unfused((1.0 - b2) * (grad * grad), zero)
     if nesterov:
-        direction = unfused(ahead_mu * mu, zero) + unfused(ahead_grad * grad, zero)
+        direction = unfused(ahead * mu, zero) + new_grad
     else:
-        direction = unfused(debias_mu * mu, zero)
-    step = direction * reciprocal(sqrt(unfused(maximum(nu, floors[1]) * debias_nu, zero) + eps_root) + eps)
+        direction = mu
+    root = sqrt(unfused(maximum(nu, floors[1]) * debias_nu, zero) + eps_root)
+    step = direction * reciprocal(unfused(root * correct_mu, zero) + correct_eps)
     if decay:
         step = unfused(step, zero) + unfused(weight_decay * param, zero)
     return param - unfused(learning_rate * step, zero), (mu, nu)

@@ -1,0 +1,41 @@
+"""Why the Triton kernel cannot run here, if it cannot."""
+
+import functools
+import importlib.metadata
+import importlib.util
+
+import jax
+
+OLDEST = (0, 4, 1)  # of jax-triton: refs that update in place, calls that command buffers capture
+CAPABILITY = (8, 0)  # of a GPU: bfloat16 arithmetic, minima and maxima that propagate NaN
+
+
+@functools.cache
+def triton_obstacle() -> str | None:
+    """What keeps the Triton kernel from running on this machine's default GPU, in words; None where nothing does."""
+    return _packages() or _devices()
+
+
+def _packages() -> str | None:
+    try:
+        version = importlib.metadata.version("jax-triton")
+    except importlib.metadata.PackageNotFoundError:
+        return "jax-triton is not installed; pip install 'optax-sr8bit[gpu]'"
+    if tuple(int(part) for part in version.split(".")[:3]) < OLDEST:
+        return f"jax-triton {version} is older than {'.'.join(map(str, OLDEST))}"
+    return None
+
+
+def _devices() -> str | None:
+    try:
+        devices = jax.devices("cuda")
+    except RuntimeError:
+        return "JAX sees no CUDA GPU"
+    oldest = min(tuple(map(int, str(device.compute_capability).split("."))) for device in devices)
+    if oldest < CAPABILITY:
+        return f"the GPU has compute capability {'.'.join(map(str, oldest))}, the kernel needs 8.0"
+    try:
+        import jax_triton  # noqa: F401
+    except Exception as error:  # whatever an optional package raises, XLA can run the step
+        return f"jax-triton cannot be imported: {type(error).__name__}: {error}"
+    return None

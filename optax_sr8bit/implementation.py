@@ -1,0 +1,33 @@
+"""Which back end runs a step, and why."""
+
+import jax
+
+from optax_sr8bit_kernels.obstacle import triton_obstacle
+
+IMPLEMENTATIONS = (None, "xla", "triton")
+
+
+def select(asked: str | None) -> tuple[str, str]:
+    """The back end for `implementation=asked`, and the reason in words.
+
+    Returns:
+      ("xla" or "triton", reason).
+
+    Raises:
+      NotImplementedError: where "triton" was asked for and cannot run here.
+    """
+    if asked == "xla":
+        return "xla", "asked for"
+    obstacle = triton_obstacle()
+    if asked == "triton":
+        if obstacle:
+            raise NotImplementedError(f"implementation='triton': {obstacle}; pass implementation='xla' or None")
+        return "triton", "asked for"
+    if obstacle:
+        return "xla", obstacle
+    if jax.device_count() > 1:
+        return (
+            "xla",
+            "several devices: XLA cannot partition the kernel; implementation='triton' where nothing is sharded",
+        )
+    return "triton", "the fused kernel"
