@@ -4,12 +4,11 @@ import math
 from collections.abc import Hashable, Sequence
 
 from optax_sr8bit.leaf import LeafSpec
-from optax_sr8bit_kernels.launch import layout
+from optax_sr8bit_kernels.launch import MOST_LEAVES, layout
 
 # A launch on an H200 costs 4 microseconds beside its work; 2**26 parameters take 170. Larger groups would make the
 # gradients of more layers wait for each other, and for their memory, in a backward pass that could free them.
 LARGEST = 2**26
-MOST_LEAVES = 64  # the kernel takes its leaves' pointers as arguments
 
 
 def group(implementation: str, specs: Sequence[LeafSpec], shapes: Sequence[Sequence[int]]) -> list[list[int]]:

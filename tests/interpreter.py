@@ -84,7 +84,7 @@ def run(parts, block, how, params, grads, codes, scales, results, scalars, words
         over.lengths,
         parts=to_triton(parts),
         scalar_count=len(scalars),
-        **over.constants,
+        tiling=over.tiling,
     )
 
 

@@ -1,16 +1,18 @@
 """How a kernel is launched: grid, tiles, and what is constant for a group of leaves.
 
 The bits of the results do not depend on any of it. What matters for speed, measured on an NVIDIA H200: one warp a program
-and sixteen elements a thread, and several tiles a program, which share the loads of scalars and the search for the leaf.
+and eight elements a thread, so that registers allow many programs at a time; and several tiles a program, which share the
+loads of scalars and the search for the leaf, and of which the next is loaded while one is computed.
 """
 
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
 
-TILE = 512  # elements of a tile: sixteen for each thread of a warp
-PROGRAMS = 32768  # below that many an H200, which runs some 3,000 at a time, ends with many multiprocessors idle
+TILE = 256  # elements of a tile: eight for each thread of a warp
+PROGRAMS = 16384  # an H200 runs some 3,000 at a time; with fewer in all, its multiprocessors do not end together
+MOST_TILES = 16
+MOST_LEAVES = 255  # in a launch: the kernel takes its leaves' pointers as arguments, of 4 to 32 kB in all
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +33,8 @@ class Launch:
 def default_launch(width: int, elements: int) -> Launch:
     """The parameters for blocks of that width, and that many elements in one launch."""
     blocks = max(1, TILE // width)
-    return Launch(blocks, 4 if elements >= 4 * PROGRAMS * blocks * width else 1, max(1, width // TILE))
+    tiles = max(1, elements // (blocks * width * PROGRAMS))
+    return Launch(blocks, min(MOST_TILES, 1 << (tiles.bit_length() - 1)), max(1, width // TILE))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +62,34 @@ def layout(shape: Sequence[int], block: int | None) -> Layout:
 
 
 @dataclasses.dataclass(frozen=True)
+class Tiling:
+    """What is constant in the kernel beside its tile functions.
+
+    Attributes:
+      unit: what all lengths are multiples of, which says how far rows are aligned.
+      block: elements of a block, a power of two.
+      blocks: blocks of a tile, a power of two.
+      tiles: tiles of a program.
+      whole: whether lengths are multiples of block.
+      exact: whether the programs of a leaf cover just its blocks.
+      wide: whether a row has `blocks` blocks at least.
+    """
+
+    unit: int
+    block: int
+    blocks: int
+    tiles: int
+    whole: bool
+    exact: bool
+    wide: bool
+
+    @property
+    def cache_key(self) -> str:
+        """What Triton's cache on disk tells kernels apart by."""
+        return repr(self)
+
+
+@dataclasses.dataclass(frozen=True)
 class Grid:
     """The grid of a launch over a group of leaves.
 
@@ -66,8 +97,8 @@ class Grid:
       programs: how many.
       firsts: per leaf its first program.
       rows: per leaf its rows.
-      lengths: per leaf its last axis, in units of `constants["length_unit"]`.
-      constants: the kernel's constants that follow from the shapes.
+      lengths: per leaf its last axis, in units of `tiling.unit`.
+      tiling: what is constant.
       warps: of a program.
     """
 
@@ -75,7 +106,7 @@ class Grid:
     firsts: tuple[int, ...]
     rows: tuple[int, ...]
     lengths: tuple[int, ...]
-    constants: dict[str, Any]
+    tiling: Tiling
     warps: int
 
 
@@ -96,14 +127,14 @@ def grid(shapes: Sequence[Sequence[int]], block: int | None, how: Launch | None 
     row_blocks = [-(-n // width) for n in lengths]
     blocks = [r * b for r, b in zip(rows, row_blocks, strict=True)]
     programs = [-(-b // (how.blocks * how.tiles)) for b in blocks]
-    constants = {
-        "length_unit": unit,
-        "block": width,
-        "blocks": how.blocks,
-        "tiles": how.tiles,
-        "whole": all(one.whole for one in layouts),
-        "exact": all(b % (how.blocks * how.tiles) == 0 for b in blocks),
-        "wide": all(b >= how.blocks for b in row_blocks),
-    }
+    tiling = Tiling(
+        unit=unit,
+        block=width,
+        blocks=how.blocks,
+        tiles=how.tiles,
+        whole=all(one.whole for one in layouts),
+        exact=all(b % (how.blocks * how.tiles) == 0 for b in blocks),
+        wide=all(b >= how.blocks for b in row_blocks),
+    )
     firsts = tuple(sum(programs[:i]) for i in range(len(programs)))
-    return Grid(sum(programs), firsts, tuple(rows), tuple(n // unit for n in lengths), constants, how.warps)
+    return Grid(sum(programs), firsts, tuple(rows), tuple(n // unit for n in lengths), tiling, how.warps)

@@ -110,11 +110,6 @@ def wide_product(x: Array, y: np.uint32) -> tuple[Array, Array]:
         return lax.convert_element_type(product >> lax.full_like(product, 32), jnp.uint32), x * y
 
 
-def lookup(table: Array, index: Array) -> Array:
-    """table[index] for an int32 index within [0, 256)."""
-    return table.at[index].get(mode="promise_in_bounds")
-
-
 def quiet_bits(x: Array) -> Array:
     """The bit pattern of a float32 that comes out of arithmetic; of NaN always 0x7FC00000.
 
@@ -127,6 +122,11 @@ def quiet_bits(x: Array) -> Array:
 def ratio(top: float, x: Array) -> Array:
     """top / x for a constant and a float32 in [2**-100, 2**128); a back end may be off by 3 units in the last place."""
     return top / x
+
+
+def word(code: Array) -> Array:
+    """A byte, which a back end may hold in eight bits, as uint32."""
+    return code
 
 
 def byte_float(code: Array, shift: int) -> Array:

@@ -1,4 +1,4 @@
-"""Why the Triton kernel cannot run here, if it cannot."""
+"""Why the Triton kernel cannot run here, if it cannot, and what its compiler has to know of the GPU."""
 
 import functools
 import importlib.metadata
@@ -27,15 +27,32 @@ def _packages() -> str | None:
 
 
 def _devices() -> str | None:
-    try:
-        devices = jax.devices("cuda")
-    except RuntimeError:
+    found = capabilities()
+    if not found:
         return "JAX sees no CUDA GPU"
-    oldest = min(tuple(map(int, str(device.compute_capability).split("."))) for device in devices)
-    if oldest < CAPABILITY:
-        return f"the GPU has compute capability {'.'.join(map(str, oldest))}, the kernel needs 8.0"
+    if found[0] < CAPABILITY:
+        return f"the GPU has compute capability {'.'.join(map(str, found[0]))}, the kernel needs 8.0"
     try:
         import jax_triton  # noqa: F401
     except Exception as error:  # whatever an optional package raises, XLA can run the step
         return f"jax-triton cannot be imported: {type(error).__name__}: {error}"
     return None
+
+
+def capabilities() -> list[tuple[int, ...]]:
+    """The compute capabilities of this machine's CUDA GPUs, ascending."""
+    try:
+        devices = jax.devices("cuda")
+    except RuntimeError:
+        return []
+    return sorted({tuple(map(int, str(device.compute_capability).split("."))) for device in devices})
+
+
+def ptx_version() -> int | None:
+    """The version of PTX to emit, times ten, or None for Triton's choice.
+
+    Triton writes the newest version that its own assembler takes, while XLA assembles with whichever `ptxas` it finds;
+    8.7 is that of CUDA 12.8 and knows all GPUs up to compute capability 10.0, and 12.0.
+    """
+    newer = [c for c in capabilities() if c > (10, 0) and c != (12, 0)]
+    return None if newer else 87

@@ -48,7 +48,11 @@ def to_triton(part: Any) -> Any:
       ImportError: without Triton.
     """
     if isinstance(part, tuple):
-        return tuple(map(to_triton, part))
+        if any(map(callable, part)):
+            return tuple(map(to_triton, part))
+        import triton
+
+        return triton.language.constexpr(part)  # Triton 3.6 does not hand on a bare tuple of constants
     if dataclasses.is_dataclass(part):
         return Namespace({f.name: to_triton(getattr(part, f.name)) for f in dataclasses.fields(part)})
     return _function(part) if callable(part) else part

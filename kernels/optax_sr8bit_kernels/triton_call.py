@@ -7,6 +7,7 @@ import jax
 import jax_triton
 
 from optax_sr8bit_kernels.launch import Launch, grid
+from optax_sr8bit_kernels.obstacle import ptx_version
 from optax_sr8bit_kernels.retarget import to_triton
 from optax_sr8bit_kernels.triton_kernel import step_leaves
 
@@ -48,7 +49,8 @@ def step_group(
       (per leaf the result, per moment the new codes, per moment the new scales).
     """
     over = grid([p.shape for p in params], block, how)
-    param_refs = tuple(jax.new_ref(p) for p in params)
+    # A ref that is only read would be copied where the caller goes on to use its array.
+    param_refs = tuple(params) if parts.differs else tuple(jax.new_ref(p) for p in params)
     code_refs = tuple(tuple(jax.new_ref(c) for c in moment) for moment in codes)
     scale_refs = tuple(tuple(jax.new_ref(s) for s in moment) for moment in scales) if parts.blockwise else ()
     result_refs = ()
@@ -71,10 +73,10 @@ def step_group(
         grid=over.programs,
         num_warps=over.warps,
         num_stages=1,
-        backend_options={"enable_fp_fusion": True},
+        backend_options={"enable_fp_fusion": True, "ptx_version": ptx_version()},
         parts=to_triton(parts),
         scalar_count=scalars.shape[0],
-        **over.constants,
+        tiling=over.tiling,
     )
     results = tuple(jax.freeze(ref) for ref in (result_refs or param_refs))
     new_codes = tuple(tuple(jax.freeze(ref) for ref in moment) for moment in code_refs)

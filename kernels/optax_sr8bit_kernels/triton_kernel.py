@@ -1,13 +1,25 @@
-"""The Triton kernel: loads, the tile function, stores. Imported late: Triton is optional.
+"""The Triton kernel: loads, the tile functions, stores. Imported late: Triton is optional.
 
 One launch steps a group of leaves. A leaf is rows of blocks, one after another; a tile is a few blocks, and a program
-runs over a few tiles.
+runs over a few tiles. Throughout, `at` is (first block of a tile, its row, which of its row's blocks it is), and `extent`
+is (length of a row, its blocks, blocks of the leaf).
 """
 
 import triton
 import triton.language as tl
 
-from optax_sr8bit_kernels.triton_names import all_finite, block_max, finite, static_range, widen
+from optax_sr8bit_kernels.triton_names import (
+    all_finite,
+    block_max,
+    finite,
+    integer_argument,
+    pointer_argument,
+    static_range,
+    widen,
+)
+
+# Where in `mine`, what belongs to one leaf, things are; codes, scales and results follow.
+PARAM, GRAD, FIRST, ROWS, LENGTH, CODES = (tl.constexpr(i) for i in range(6))
 
 
 @triton.jit
@@ -24,14 +36,8 @@ def step_leaves(
     rows,
     lengths,
     parts: tl.constexpr,
+    tiling: tl.constexpr,
     scalar_count: tl.constexpr,
-    length_unit: tl.constexpr,
-    block: tl.constexpr,
-    blocks: tl.constexpr,
-    tiles: tl.constexpr,
-    whole: tl.constexpr,
-    exact: tl.constexpr,
-    wide: tl.constexpr,
 ):
     """Steps every leaf of a group.
 
@@ -46,32 +52,14 @@ def step_leaves(
       names: uint32 [leaves, 2], what addresses those of each.
       firsts: per leaf its first program.
       rows: per leaf its rows.
-      lengths: per leaf its length over length_unit.
-      parts: the static parts of the tile function, among them `step`, itself.
+      lengths: per leaf its length over `tiling.unit`.
+      parts: the static parts of the tile functions, among them `advance` and `encode`.
+      tiling: a `launch.Tiling`.
       scalar_count: how many scalars.
-      length_unit: what all lengths are multiples of, which says how far rows are aligned.
-      block: elements of a block, a power of two.
-      blocks: blocks of a tile, a power of two.
-      tiles: tiles of a program.
-      whole: whether lengths are multiples of block.
-      exact: whether the programs of a leaf cover just its blocks.
-      wide: whether a row has `blocks` blocks at least.
     """
-    moments_count: tl.constexpr = len(codes)
-    columns = (params, grads, firsts, rows, lengths)
-    for i in static_range(moments_count):
-        columns = columns + (codes[i],)
-    if parts.blockwise:
-        for i in static_range(moments_count):
-            columns = columns + (scales[i],)
-    if parts.differs:
-        columns = columns + (results,)
     program = tl.program_id(0)
-    mine, leaf = leaf_of(program, firsts, columns, 0)
+    mine, leaf = leaf_of(program, params, codes, scales, results, grads, firsts, rows, lengths)
 
-    length = mine[4] * length_unit
-    row_blocks = tl.cdiv(length, block).to(tl.uint32)
-    total = mine[3].to(tl.uint32) * row_blocks
     values = ()
     for i in static_range(scalar_count):
         values = values + (tl.load(scalars + i),)
@@ -81,135 +69,221 @@ def step_leaves(
     for i in static_range(2):
         address = address + (tl.load(names + 2 * leaf + i),)
 
-    first = ((program - mine[2]) * (blocks * tiles)).to(tl.uint32)
+    length = mine[LENGTH] * tiling.unit
+    row_blocks = tl.cdiv(length, tiling.block).to(tl.uint32)
+    total = mine[ROWS].to(tl.uint32) * row_blocks
+    extent = (length, row_blocks, total)
+    first = ((program - mine[FIRST]) * (tiling.blocks * tiling.tiles)).to(tl.uint32)
     row = first // row_blocks
-    column = first - row * row_blocks
-    for _ in range(tiles):
-        step_tile(
-            mine, values, address, first, row, column, row_blocks, length, total,
-            parts, moments_count, block, blocks, whole, exact, wide,
-        )  # fmt: skip
-        first += blocks
-        if wide:
-            column += blocks
-            wraps = column >= row_blocks
-            row = tl.where(wraps, row + 1, row)
-            column = tl.where(wraps, column - row_blocks, column)
-        else:
-            row = first // row_blocks
-            column = first - row * row_blocks
+    at = (first, row, first - row * row_blocks)
+    # What the next tile needs is on its way while this one is computed; after the last one there is none.
+    loaded = load_tile(mine, at, extent, parts, tiling, len(codes), tiling.exact)
+    for i in range(tiling.tiles):
+        after = next_tile(at, row_blocks, tiling)
+        until = (length, row_blocks, tl.where(i + 1 < tiling.tiles, total, 0))
+        loading = load_tile(mine, after, until, parts, tiling, len(codes), False)
+        step_tile(mine, loaded, values, address, at, extent, parts, tiling, len(codes))
+        loaded = loading
+        at = after
 
 
 @triton.jit
-def leaf_of(program, firsts, columns, index):
-    """What belongs to the leaf of a program: one of each of the columns, and the leaf's index; by halving."""
-    if len(firsts) == 1:
-        mine = ()
-        for i in static_range(len(columns)):
-            mine = mine + (columns[i][0],)
-        leaf = index
-    else:
-        half: tl.constexpr = len(firsts) // 2
-        low = ()
-        high = ()
-        for i in static_range(len(columns)):
-            low = low + (columns[i][:half],)
-            high = high + (columns[i][half:],)
-        if program < firsts[half]:
-            mine, leaf = leaf_of(program, firsts[:half], low, index)
-        else:
-            mine, leaf = leaf_of(program, firsts[half:], high, index + half)
+def leaf_of(program, params, codes, scales, results, grads, firsts, rows, lengths):
+    """What belongs to the leaf of a program, and the leaf's index.
+
+    Selecting among all arguments would keep them in registers. A compiled kernel reads those of its leaf alone, by
+    their place among the kernel's parameters: these lie one after another in constant memory.
+    """
+    leaves: tl.constexpr = len(firsts)
+    # Before `grads` there are only pointers; behind its pointers come those to scalars, words and names, then integers.
+    pointers: tl.constexpr = leaves * (1 + len(codes) + len(scales)) + len(results)
+    integers: tl.constexpr = pointers + leaves + 3
+    leaf = 0
+    if leaves > 1:
+        for k in static_range(8):  # there are `launch.MOST_LEAVES`, 2**8 - 1, at most
+            middle = leaf + (128 >> k)
+            known = tl.minimum(middle, leaves - 1)
+            reached = (middle < leaves) & (program >= integer_argument(firsts, integers, known))
+            leaf = tl.where(reached, middle, leaf)
+    mine = (
+        pointer_argument(params, 0, leaf),
+        pointer_argument(grads, pointers, leaf),
+        integer_argument(firsts, integers, leaf),
+        integer_argument(rows, integers + leaves, leaf),
+        integer_argument(lengths, integers + 2 * leaves, leaf),
+    )
+    for i in static_range(len(codes)):
+        mine = mine + (pointer_argument(codes[i], leaves * (1 + i), leaf),)
+    for i in static_range(len(scales)):
+        mine = mine + (pointer_argument(scales[i], leaves * (1 + len(codes) + i), leaf),)
+    if len(results) > 0:
+        mine = mine + (pointer_argument(results, leaves * (1 + len(codes) + len(scales)), leaf),)
     return mine, leaf
 
 
 @triton.jit
-def step_tile(
-    mine, values, address, first, row, column, row_blocks, length, total,
-    parts: tl.constexpr, moments_count: tl.constexpr, block: tl.constexpr, blocks: tl.constexpr,
-    whole: tl.constexpr, exact: tl.constexpr, wide: tl.constexpr,
-):  # fmt: skip
-    """Steps `blocks` blocks of a leaf from `first` on, which is the `column`-th of its row."""
-    one = tl.arange(0, blocks)[:, None].to(tl.uint32)
-    if wide:
-        column = column + one
+def next_tile(at, row_blocks, tiling: tl.constexpr):
+    """The `at` of the tile behind."""
+    first = at[0] + tiling.blocks
+    if tiling.wide:
+        column = at[2] + tiling.blocks
         wraps = column >= row_blocks
-        row_of = tl.where(wraps, row + 1, row)
+        row = tl.where(wraps, at[1] + 1, at[1])
         column = tl.where(wraps, column - row_blocks, column)
     else:
-        row_of = (first + one) // row_blocks
-        column = first + one - row_of * row_blocks
-    column = column * block
-    lane = tl.arange(0, block)[None, :]
-    if whole:
-        start = first.to(tl.int64) * block
-        at = one * block + lane
-    else:
-        start = row.to(tl.int64) * length
-        at = (row_of - row) * length + column + lane
-    # A thread holds eight neighbours, of any dtype, so that all tensors of a tile share one layout.
-    at = tl.max_contiguous(at, (1, 8))
-    here = first + one < total
-    inside = None if exact else here
-    if not whole:
-        inside = here & (column + lane < length)
-    at_scale = first + one
-    scale_inside = None if exact else here
+        row = first // row_blocks
+        column = first - row * row_blocks
+    return first, row, column
 
-    param = widen(load(mine[0] + start + at, inside, 0.0, whole))
-    grad = widen(load(mine[1] + start + at, inside, 0.0, whole))
+
+@triton.jit
+def block_places(at, row_blocks, tiling: tl.constexpr):
+    """The row of each block of a tile, and which of its row's blocks it is."""
+    one = tl.arange(0, tiling.blocks)[:, None].to(tl.uint32)
+    if tiling.wide:
+        column = at[2] + one
+        wraps = column >= row_blocks
+        row = tl.where(wraps, at[1] + 1, at[1])
+        column = tl.where(wraps, column - row_blocks, column)
+    else:
+        row = (at[0] + one) // row_blocks
+        column = at[0] + one - row * row_blocks
+    return row, column
+
+
+@triton.jit
+def offsets(at, extent, tiling: tl.constexpr, each: tl.constexpr):
+    """Where a tile lies in its leaf, `each` elements at a time: the start, offsets from it, and which of these exist."""
+    one = tl.arange(0, tiling.blocks)[:, None]
+    lane = tl.arange(0, tiling.block // each)[None, :]
+    here = at[0] + one.to(tl.uint32) < extent[2]
+    if tiling.whole:
+        start = at[0].to(tl.int64) * (tiling.block // each)
+        offset = one * (tiling.block // each) + lane
+        inside = here
+    else:
+        row, column = block_places(at, extent[1], tiling)
+        column = column.to(tl.int32) * tiling.block + lane
+        start = at[1].to(tl.int64) * extent[0]
+        offset = (row - at[1]).to(tl.int32) * extent[0] + column
+        inside = here & (column < extent[0])
+    # A thread holds eight neighbours, of any dtype, so that all tensors of a tile share one layout.
+    return start, tl.max_contiguous(offset, (1, 8 // each)), inside
+
+
+@triton.jit
+def scale_offsets(at, extent, tiling: tl.constexpr):
+    """Where the scales of a tile lie, and which exist."""
+    block = at[0] + tl.arange(0, tiling.blocks)[:, None].to(tl.uint32)
+    return block, block < extent[2]
+
+
+@triton.jit
+def load_tile(mine, at, extent, parts: tl.constexpr, tiling: tl.constexpr, moments: tl.constexpr, exact: tl.constexpr):
+    """Loads what a tile needs: the parameter, the gradient, codes of each moment, scales of each moment."""
+    loaded = (load(mine[PARAM], at, extent, 0.0, tiling, exact), load(mine[GRAD], at, extent, 0.0, tiling, exact))
+    for i in static_range(moments):
+        loaded = loaded + (load(mine[CODES + i], at, extent, parts.zeros[i], tiling, exact),)
+    if parts.blockwise:
+        offset, inside = scale_offsets(at, extent, tiling)
+        for i in static_range(moments):
+            loaded = loaded + (fetch(mine[CODES + moments + i] + offset, inside, exact),)
+    return loaded
+
+
+@triton.jit
+def load(pointer, at, extent, other, tiling: tl.constexpr, exact: tl.constexpr):
+    """Loads a tile; of bytes and bfloat16, where blocks are aligned, in words of 32 bits, which stay packed in registers.
+
+    A row that ends within its last block is filled up with `other`, while blocks that do not exist hold anything.
+    """
+    dtype: tl.constexpr = pointer.dtype.element_ty
+    if not tiling.whole:
+        start, offset, inside = offsets(at, extent, tiling, 1)
+        return tl.load(pointer + start + offset, inside, other)
+    elif dtype == tl.uint8:
+        start, offset, inside = offsets(at, extent, tiling, 4)
+        return fetch(pointer.to(tl.pointer_type(tl.uint32), bitcast=True) + start + offset, inside, exact)
+    elif dtype == tl.bfloat16:
+        start, offset, inside = offsets(at, extent, tiling, 2)
+        return fetch(pointer.to(tl.pointer_type(tl.uint32), bitcast=True) + start + offset, inside, exact)
+    else:
+        start, offset, inside = offsets(at, extent, tiling, 1)
+        return fetch(pointer + start + offset, inside, exact)
+
+
+@triton.jit
+def fetch(pointers, inside, exact: tl.constexpr):
+    """Loads, unmasked where everything exists."""
+    if exact:
+        return tl.load(pointers)
+    else:
+        return tl.load(pointers, inside)
+
+
+@triton.jit
+def put(pointers, x, inside, exact: tl.constexpr):
+    """Stores, unmasked where everything exists."""
+    if exact:
+        tl.store(pointers, x)
+    else:
+        tl.store(pointers, x, inside)
+
+
+@triton.jit
+def step_tile(
+    mine, loaded, values, address, at, extent, parts: tl.constexpr, tiling: tl.constexpr, moments: tl.constexpr
+):
+    """Steps a tile that was loaded."""
     codes = ()
     scales = ()
-    for i in static_range(moments_count):
-        codes = codes + (load(mine[5 + i] + start + at, inside, parts.zeros[i], whole),)
+    for i in static_range(moments):
+        codes = codes + (loaded[2 + i],)
         if parts.blockwise:
-            scales = scales + (tl.load(mine[5 + moments_count + i] + at_scale, scale_inside),)
+            scales = scales + (loaded[2 + moments + i],)
         else:
             scales = scales + (0.0,)
+    row, column = block_places(at, extent[1], tiling)
+    column = column * tiling.block
     place = (
-        row_of.to(tl.uint32),
-        (column + lane).to(tl.uint32),
-        row_of.to(tl.uint32),
-        ((column // 8) + tl.arange(0, block // 8)[None, :]).to(tl.uint32),
-        row_of.to(tl.uint32),
-        ((column // 4) + tl.arange(0, block // 4)[None, :]).to(tl.uint32),
+        row,
+        column + tl.arange(0, tiling.block)[None, :].to(tl.uint32),
+        row,
+        column // 8 + tl.arange(0, tiling.block // 8)[None, :].to(tl.uint32),
+        row,
+        column // 4 + tl.arange(0, tiling.block // 4)[None, :].to(tl.uint32),
     )
-    stored, moments = parts.advance(param, grad, codes, scales, place, values, address, parts)
+    stored, updated = parts.advance(widen(loaded[0]), widen(loaded[1]), codes, scales, place, values, address, parts)
+
+    start, offset, inside = offsets(at, extent, tiling, 1)
+    offset = start + offset
     if parts.differs:
-        target = mine[5 + 2 * moments_count if parts.blockwise else 5 + moments_count]
+        target = mine[len(mine) - 1]
     else:
-        target = mine[0]
-    tl.store(target + start + at, as_stored(stored, target.dtype.element_ty), inside)
+        target = mine[PARAM]
+    put(target + offset, as_stored(stored, target.dtype.element_ty), inside, tiling.exact and tiling.whole)
     if parts.blockwise:
-        absmax = block_max(moments)
+        absmax = block_max(updated)
         # All but ever a tile is finite. A second encoder costs nothing then; merging two sets of moments would.
         if all_finite(absmax):
-            codes, scales = parts.encode(moments, absmax, place, address, parts)
-            save(mine, codes, scales, start + at, inside, at_scale, scale_inside, moments_count)
+            keep(mine, updated, absmax, place, address, at, extent, offset, inside, parts, tiling)
         else:
-            moments = finite(moments)
-            codes, scales = parts.encode(moments, block_max(moments), place, address, parts)
-            save(mine, codes, scales, start + at, inside, at_scale, scale_inside, moments_count)
+            repaired = finite(updated)
+            keep(mine, repaired, block_max(repaired), place, address, at, extent, offset, inside, parts, tiling)
     else:
-        moments = finite(moments)
-        for i in static_range(moments_count):
-            tl.store(mine[5 + i] + start + at, moments[i], inside)
+        repaired = finite(updated)
+        for i in static_range(moments):
+            put(mine[CODES + i] + offset, repaired[i], inside, tiling.exact and tiling.whole)
 
 
 @triton.jit
-def save(mine, codes, scales, at, inside, at_scale, scale_inside, moments_count: tl.constexpr):
-    """Stores codes and scales."""
-    for i in static_range(moments_count):
-        tl.store(mine[5 + i] + at, codes[i].to(tl.uint8), inside)
-        tl.store(mine[5 + moments_count + i] + at_scale, scales[i], scale_inside)
-
-
-@triton.jit
-def load(pointers, inside, other, whole: tl.constexpr):
-    """Loads; a row that ends within its last block is filled up, while blocks that do not exist hold anything."""
-    if whole:
-        return tl.load(pointers, inside)
-    else:
-        return tl.load(pointers, inside, other)
+def keep(mine, moments, absmax, place, address, at, extent, offset, inside, parts: tl.constexpr, tiling: tl.constexpr):
+    """Encodes the moments of a tile and stores codes and scales."""
+    codes, scales = parts.encode(moments, absmax, place, address, parts)
+    scale_offset, exists = scale_offsets(at, extent, tiling)
+    for i in static_range(len(moments)):
+        put(mine[CODES + i] + offset, codes[i].to(tl.uint8), inside, tiling.exact and tiling.whole)
+        put(mine[CODES + len(moments) + i] + scale_offset, scales[i], exists, tiling.exact)
 
 
 @triton.jit

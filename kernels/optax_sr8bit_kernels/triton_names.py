@@ -1,7 +1,7 @@
 """The names of `names`, as Triton understands them. Imported late: Triton is optional.
 
 A place is (row, column, row of every eighth, column // 8 of every eighth, the same two of every fourth): what eight or
-four elements share is computed once for them.
+four elements share is computed once for them. Codes are uint8, one each, or uint32, four bytes each.
 """
 
 import triton
@@ -111,12 +111,6 @@ def wide_product(x, y):
 
 
 @triton.jit
-def lookup(table, index):
-    """table[index]; the table is a pointer here."""
-    return tl.load(table + index)
-
-
-@triton.jit
 def quiet_bits(x):
     """The bit pattern of a float32 that comes out of arithmetic; of NaN always 0x7FC00000.
 
@@ -135,10 +129,26 @@ def ratio(top, x):
 
 
 @triton.jit
+def word(code):
+    """Bytes as uint32, one each."""
+    if code.dtype == tl.uint32:
+        return _interleave(code & 0xFF, (code >> 8) & 0xFF, (code >> 16) & 0xFF, code >> 24)
+    else:
+        return code.to(tl.uint32)
+
+
+@triton.jit
+def _interleave(a, b, c, d):
+    """a[0], b[0], c[0], d[0], a[1] ... along the last of two axes; no data moves between threads."""
+    x = tl.join(tl.join(a, c), tl.join(b, d))
+    return tl.reshape(x, [x.shape[0], x.shape[1] * 4])
+
+
+@triton.jit
 def byte_float(code, shift: tl.constexpr):
-    """f32((code << shift) + bits(1)) of a byte."""
-    if INTERPRETED:
-        return f32((code.to(tl.uint32) << shift) + 0x3F800000)
+    """f32((code << shift) + bits(1)) of bytes."""
+    if INTERPRETED or code.dtype == tl.uint8:
+        return f32((word(code) << shift) + 0x3F800000)
     else:
         return _byte_float(code, 0xFFFFFFFF, shift)
 
@@ -153,36 +163,37 @@ def unsigned_offset(code, scale, shift: tl.constexpr):
 @triton.jit
 def signed_offset(code, scale, shift: tl.constexpr):
     """The `unsigned_offset` of the low seven bits of a byte, with the sign in its highest."""
-    if INTERPRETED:
-        code = code.to(tl.uint32)
-        x = byte_float(code & 127, shift)
+    if INTERPRETED or code.dtype == tl.uint8:
+        code = word(code)
+        x = f32(((code & 127) << shift) + 0x3F800000)
         scale = f32(bits(scale) | ((code & 128) << 24))
     else:
         x = _byte_float(code, 0x7F7F7F7F, shift)
-        scale = tl.inline_asm_elementwise(
+        a, b, c, d = tl.inline_asm_elementwise(
             """{
             .reg .b32 a, b, c;
             shl.b32 a, $4, 24;
             shl.b32 b, $4, 16;
             shl.b32 c, $4, 8;
             lop3.b32 $0, a, 0x80000000, $5, 0xEA;
-            lop3.b32 $1, b, 0x80000000, $6, 0xEA;
-            lop3.b32 $2, c, 0x80000000, $7, 0xEA;
-            lop3.b32 $3, $4, 0x80000000, $8, 0xEA;
+            lop3.b32 $1, b, 0x80000000, $5, 0xEA;
+            lop3.b32 $2, c, 0x80000000, $5, 0xEA;
+            lop3.b32 $3, $4, 0x80000000, $5, 0xEA;
             }""",
-            "=r,=r,=r,=r,r,r,r,r,r",
+            "=r,=r,=r,=r,r,r",
             [code, scale],
-            tl.float32,
+            (tl.float32, tl.float32, tl.float32, tl.float32),
             is_pure=True,
-            pack=4,
+            pack=1,
         )
+        scale = _interleave(a, b, c, d)
     return tl.fma(x, scale, -scale)
 
 
 @triton.jit
 def _byte_float(code, mask: tl.constexpr, shift: tl.constexpr):
-    """f32((code << shift) + bits(1)) of four bytes at a time, of which the mask selects bits."""
-    return tl.inline_asm_elementwise(
+    """`byte_float` of four bytes in a word, of which the mask selects bits."""
+    a, b, c, d = tl.inline_asm_elementwise(
         f"""{{
         .reg .b32 m, a, b, c, d;
         and.b32 m, $4, {mask};
@@ -197,19 +208,19 @@ def _byte_float(code, mask: tl.constexpr, shift: tl.constexpr):
         }}""",
         "=r,=r,=r,=r,r",
         [code],
-        tl.float32,
+        (tl.float32, tl.float32, tl.float32, tl.float32),
         is_pure=True,
-        pack=4,
+        pack=1,
     )
+    return _interleave(a, b, c, d)
 
 
 @triton.jit
 def widen(x):
-    """A 16-bit or 32-bit float as float32; bfloat16 two at a time, with one instruction each."""
-    if x.dtype == tl.bfloat16 and not INTERPRETED:
-        return tl.inline_asm_elementwise(
-            "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xFFFF0000;", "=r,=r,r", [x], tl.float32, is_pure=True, pack=2
-        )
+    """A float as float32; a uint32 is two bfloat16s."""
+    if x.dtype == tl.uint32:
+        x = tl.join(f32(x << 16), f32(x & 0xFFFF0000))
+        return tl.reshape(x, [x.shape[0], x.shape[1] * 2])
     else:
         return x.to(tl.float32)
 
@@ -334,3 +345,50 @@ def all_finite(absmax):
         worst = maximum(worst, absmax[i])
     worst = _max(worst, 0)
     return tl.max(tl.where(worst <= LARGEST, 0, 1)) == 0
+
+
+@triton.jit
+def integer_argument(column, place: tl.constexpr, index):
+    """column[index] of int32 arguments of the kernel, of which the first is its `place`-th parameter."""
+    if len(column) == 1:
+        return column[0]
+    elif INTERPRETED:
+        return column[index]
+    else:
+        return tl.inline_asm_elementwise(
+            f"""{{
+            .reg .b64 a;
+            mov.b64 a, step_leaves_param_{place};
+            mad.wide.s32 a, $1, 4, a;
+            ld.param.b32 $0, [a];
+            }}""",
+            "=r,r",
+            [index],
+            tl.int32,
+            is_pure=True,
+            pack=1,
+        )
+
+
+@triton.jit
+def pointer_argument(column, place: tl.constexpr, index):
+    """column[index] of pointers among the arguments of the kernel; as `integer_argument`."""
+    if len(column) == 1:
+        return column[0]
+    elif INTERPRETED:
+        return column[index]
+    else:
+        address = tl.inline_asm_elementwise(
+            f"""{{
+            .reg .b64 a;
+            mov.b64 a, step_leaves_param_{place};
+            mad.wide.s32 a, $1, 8, a;
+            ld.param.b64 $0, [a];
+            }}""",
+            "=l,r",
+            [index],
+            tl.int64,
+            is_pure=True,
+            pack=1,
+        )
+        return tl.multiple_of(address.to(column[0].dtype), 16)

@@ -33,7 +33,6 @@ class MomentCode:
     floor: Callable
     zero: int
     tiny: float
-    table: object = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,12 +22,12 @@ References:
 import dataclasses
 
 from optax_sr8bit.codecs.base import Codec, MomentCode, no_floor
-from optax_sr8bit_kernels.names import absolute, bits, f32, maximum, minimum, ratio, u32, where
+from optax_sr8bit_kernels.names import absolute, bits, f32, maximum, minimum, ratio, u32, where, word
 
 INTEGER = 0x4B000000  # bits(2**23): a byte in the low bits of this is the float 2**23 + byte
 
 
-def encode_mu(x, absmax, word):
+def encode_mu(x, absmax, dither):
     """The code whose value is nearest to x/absmax; code 127 is zero.
 
     floor(p) = round(p - 1/2), with the sign of x. Only 1.0 is nearer to its neighbour than half an interval: code 255
@@ -38,7 +38,7 @@ def encode_mu(x, absmax, word):
     return bits(maximum(p, p * 2.0 - 127.0) + 12583039.0) & 255  # 1.5 2**23 + 127
 
 
-def encode_nu(x, absmax, word):
+def encode_nu(x, absmax, dither):
     """The code whose value is nearest to x/absmax, for x >= 0; code 0 is zero, code 255 begins at p = 255.75."""
     p = _place(x, absmax, 2.0, 1.8645161, 2.0645161)
     return bits(maximum(p, p * 2.0 - 255.5) + 8388606.5) & 255  # 2**23 - 1.5
@@ -71,13 +71,13 @@ def _place(x, absmax, n, lift, slope):
 
 def decode_mu(code, scale):
     """±y scale, for the midpoint p + 1/2 of p = |code - 127|."""
-    steps = f32(code | INTEGER) - 8388735.0  # 2**23 + 127
+    steps = f32(word(code) | INTEGER) - 8388735.0  # 2**23 + 127
     return f32(bits(_value(absolute(steps) * 2.0 + 1.0, scale)) | (bits(steps) & u32(0x80000000)))
 
 
 def decode_nu(code, scale):
     """y scale, for the midpoint p + 1/2 of p = code + 1."""
-    return _value(f32(code | INTEGER) - 8388606.5, scale)  # 2**23 - 1.5
+    return _value(f32(word(code) | INTEGER) - 8388606.5, scale)  # 2**23 - 1.5
 
 
 def _value(q, scale):

@@ -50,18 +50,17 @@ def update(param, grad, moments, floors, scalars, zero, flags):
     The first moment's bias correction, mu / (1 - b1**t), multiplies the denominator instead: one operation less.
     """
     learning_rate, b1, b2, eps_root, weight_decay, correct_mu, correct_eps, ahead, debias_nu = scalars
-    decay, nesterov = flags[0], flags[1]
     mu, nu = moments
     new_grad = unfused((1.0 - b1) * grad, zero)
     mu = unfused(b1 * mu, zero) + new_grad
     nu = unfused(b2 * nu, zero) + unfused((1.0 - b2) * (grad * grad), zero)
-    if nesterov:
+    if flags[1]:  # nesterov
         direction = unfused(ahead * mu, zero) + new_grad
     else:
         direction = mu
     root = sqrt(unfused(maximum(nu, floors[1]) * debias_nu, zero) + eps_root)
     step = direction * reciprocal(unfused(root * correct_mu, zero) + correct_eps)
-    if decay:
+    if flags[0]:  # weight decay
         step = unfused(step, zero) + unfused(weight_decay * param, zero)
     return param - unfused(learning_rate * step, zero), (mu, nu)
 
