@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from optax_sr8bit import tile
 from optax_sr8bit.codecs import Codec
@@ -49,7 +50,7 @@ class LeafSpec:
 
 
 @functools.partial(jax.jit, static_argnames=("spec", "implementation"))
-def step_group(params, grads, codes, scales, scalars, words, names, *, spec: LeafSpec, implementation: str):
+def step_group(params, grads, codes, scales, control, names, *, spec: LeafSpec, implementation: str):
     """One step of several leaves.
 
     Args:
@@ -57,8 +58,7 @@ def step_group(params, grads, codes, scales, scalars, words, names, *, spec: Lea
       grads: per leaf the gradient.
       codes: per moment, per leaf uint8 (or float32) of the parameter's shape.
       scales: per moment, per leaf float32 [..., ceil(n / block)].
-      scalars: the rule's float32 scalars, [k].
-      words: uint32[3], the words of the seed and the steps taken before this one.
+      control: uint32[k + 3], the bits of the rule's float32 scalars, the words of the seed, the steps taken before.
       names: uint32[leaves, 2], the words of each leaf's name.
       spec: all that is static, the same for all leaves.
       implementation: "xla", or "triton" for one launch of the kernel where the program runs on a GPU.
@@ -68,23 +68,24 @@ def step_group(params, grads, codes, scales, scalars, words, names, *, spec: Lea
     """
     empty = not params[0].size
     step = _on_xla(spec) if implementation == "xla" or empty else _on_gpu(spec)
-    return step(params, grads, codes, scales, scalars, words, names)
+    return step(params, grads, codes, scales, control, names)
 
 
 @functools.cache
 def _on_xla(spec: LeafSpec) -> Callable:
-    def step(params, grads, codes, scales, scalars, words, names):
+    def step(params, grads, codes, scales, control, names):
+        scalars = tuple(jax.lax.bitcast_convert_type(control[:-3], jnp.float32))
         results = []
         for i in range(len(params)):
             one = [c[i] for c in codes], [s[i] for s in scales]
-            address = (*words, *names[i])
+            address = (*control[-3:], *names[i])
             results.append(
                 xla.step_leaf(
                     spec.parts(),
                     params[i],
                     grads[i],
                     *one,
-                    tuple(scalars),
+                    scalars,
                     address,
                     result_dtype=spec.result_dtype,
                     block=spec.block,

@@ -67,8 +67,8 @@ def build(definition: Definition, options: Options) -> Transformation:
     def advance(door: str, grads: Any, state: Any, params: Any) -> tuple[Any, Any]:
         plans = _check(rule, options, grads, state, params)
         implementation, _ = select(options.implementation)
-        scalars = _scalars(rule, hyperparameters.evaluate(definition.hyperparameters, state.count), state.count)
-        words = _words(state.seed, state.count)
+        hyper = hyperparameters.evaluate(definition.hyperparameters, state.count)
+        control = _control(rule, hyper, state.seed, state.count)
         leaves, structure = jax.tree.flatten(params)
         leaves, gradients = list(map(jnp.asarray, leaves)), list(map(jnp.asarray, jax.tree.leaves(grads)))
         specs = []
@@ -85,8 +85,7 @@ def build(definition: Definition, options: Options) -> Transformation:
                 tuple(leaves[i] for i in members),
                 tuple(gradients[i] for i in members),
                 *(tuple(tuple(tree[i] for i in members) for tree in trees) for trees in old),
-                scalars,
-                words,
+                control,
                 np.array([seeds.leaf_words(plans[i].name) for i in members], np.uint32),
                 spec=specs[members[0]],
                 implementation=implementation,
@@ -120,14 +119,10 @@ def build(definition: Definition, options: Options) -> Transformation:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _scalars(rule: Rule, hyper: dict[str, jax.Array], count: jax.Array) -> jax.Array:
-    return jnp.stack(rule.scalars(hyper, count))
-
-
-@jax.jit
-def _words(seed: jax.Array, count: jax.Array) -> jax.Array:
-    """What addresses the random bits of a step: uint32[3]."""
-    return jnp.append(seed, count.astype(jnp.uint32))
+def _control(rule: Rule, hyper: dict[str, jax.Array], seed: jax.Array, count: jax.Array) -> jax.Array:
+    """All that is new in a step: the rule's scalars, seed and count, in one uint32 array, for one small kernel."""
+    scalars = jax.lax.bitcast_convert_type(jnp.stack(rule.scalars(hyper, count)), jnp.uint32)
+    return jnp.concatenate([scalars, seed, count.astype(jnp.uint32)[None]])
 
 
 def _check(rule: Rule, options: Options, grads: Any, state: Any, params: Any) -> list[LeafPlan]:

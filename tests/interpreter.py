@@ -74,16 +74,16 @@ def tensors(tree):
     return tuple(map(tensors, tree)) if isinstance(tree, tuple) else Tensor(tree)
 
 
-def run(parts, block, how, params, grads, codes, scales, results, scalars, words, names):
-    """The arguments of `triton_call.step_group`, as NumPy arrays; all but the last four are overwritten."""
+def run(parts, block, how, params, grads, codes, scales, results, control, names):
+    """The arguments of `triton_call.step_group`, as NumPy arrays; all but gradients, control and names are overwritten."""
     over = grid([p.shape for p in params], block, how)
     step_leaves[(over.programs,)](
-        *map(tensors, (params, codes, scales, results, grads, scalars, words, names)),
+        *map(tensors, (params, codes, scales, results, grads, control, names)),
         over.firsts,
         over.rows,
         over.lengths,
         parts=to_triton(parts),
-        scalar_count=len(scalars),
+        scalar_count=len(control) - 3,
         tiling=over.tiling,
     )
 

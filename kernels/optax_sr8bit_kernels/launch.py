@@ -1,17 +1,17 @@
 """How a kernel is launched: grid, tiles, and what is constant for a group of leaves.
 
 The bits of the results do not depend on any of it. What matters for speed, measured on an NVIDIA H200: one warp a program
-and eight elements a thread, so that registers allow many programs at a time; and several tiles a program, which share the
-loads of scalars and the search for the leaf, and of which the next is loaded while one is computed.
+and sixteen elements a thread, and a few tiles a program, which share the loads of scalars and the search for the leaf,
+and of which the next is loaded while one is encoded.
 """
 
 import dataclasses
 import math
 from collections.abc import Sequence
 
-TILE = 256  # elements of a tile: eight for each thread of a warp
-PROGRAMS = 16384  # an H200 runs some 3,000 at a time; with fewer in all, its multiprocessors do not end together
-MOST_TILES = 16
+TILE = 512  # elements of a tile: sixteen for each thread of a warp
+PROGRAMS = 8192  # an H200 runs some 2,000 at a time; with fewer in all, its multiprocessors do not end together
+MOST_TILES = 4
 MOST_LEAVES = 255  # in a launch: the kernel takes its leaves' pointers as arguments, of 4 to 32 kB in all
 
 

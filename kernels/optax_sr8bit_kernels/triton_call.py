@@ -20,8 +20,7 @@ def step_group(
     grads: Sequence[Array],
     codes: Sequence[Sequence[Array]],
     scales: Sequence[Sequence[Array]],
-    scalars: Array,
-    words: Array,
+    control: Array,
     names: Array,
     *,
     result_dtype: Any,
@@ -38,8 +37,8 @@ def step_group(
       grads: per leaf its gradient, one dtype for all.
       codes: per moment, per leaf uint8 (float32 where block is None) of the parameter's shape.
       scales: per moment, per leaf float32 [..., ceil(n / block)].
-      scalars: float32 [k], handed to the tile functions.
-      words: uint32 [3], what addresses the random bits of all leaves.
+      control: uint32 [k + 3]: the bits of k float32 scalars for the tile functions, and what addresses the random bits
+        of all leaves.
       names: uint32 [leaves, 2], what addresses those of each.
       result_dtype: of the new parameters, or of the differences that `parts` say to hand back.
       block: the length of full blocks, or None where scales are handed on untouched.
@@ -62,8 +61,7 @@ def step_group(
         scale_refs,
         result_refs,
         tuple(grads),
-        scalars,
-        words,
+        control,
         names,
         over.firsts,
         over.rows,
@@ -75,7 +73,7 @@ def step_group(
         num_stages=1,
         backend_options={"enable_fp_fusion": True, "ptx_version": ptx_version()},
         parts=to_triton(parts),
-        scalar_count=scalars.shape[0],
+        scalar_count=control.shape[0] - 3,
         tiling=over.tiling,
     )
     results = tuple(jax.freeze(ref) for ref in (result_refs or param_refs))

@@ -29,8 +29,7 @@ def step_leaves(
     scales,
     results,
     grads,
-    scalars,
-    words,
+    control,
     names,
     firsts,
     rows,
@@ -47,8 +46,7 @@ def step_leaves(
       scales: per moment, per leaf its scales, float32 [rows, ceil(length / block)]; read and written if blockwise.
       results: per leaf where the difference goes, or ().
       grads: per leaf the gradient, [rows, length].
-      scalars: float32 [scalar_count].
-      words: uint32 [3], what addresses the random bits of all leaves.
+      control: uint32 [scalar_count + 3], the bits of float32 scalars, and what addresses the random bits of all leaves.
       names: uint32 [leaves, 2], what addresses those of each.
       firsts: per leaf its first program.
       rows: per leaf its rows.
@@ -62,10 +60,10 @@ def step_leaves(
 
     values = ()
     for i in static_range(scalar_count):
-        values = values + (tl.load(scalars + i),)
+        values = values + (tl.load(control + i).to(tl.float32, bitcast=True),)
     address = ()
     for i in static_range(3):
-        address = address + (tl.load(words + i),)
+        address = address + (tl.load(control + scalar_count + i),)
     for i in static_range(2):
         address = address + (tl.load(names + 2 * leaf + i),)
 
@@ -76,14 +74,17 @@ def step_leaves(
     first = ((program - mine[FIRST]) * (tiling.blocks * tiling.tiles)).to(tl.uint32)
     row = first // row_blocks
     at = (first, row, first - row * row_blocks)
-    # What the next tile needs is on its way while this one is computed; after the last one there is none.
+    rows_on = tiling.blocks // row_blocks
+    step = (tiling.blocks, rows_on, tiling.blocks - rows_on * row_blocks)
     loaded = load_tile(mine, at, extent, parts, tiling, len(codes), tiling.exact)
     for i in range(tiling.tiles):
-        after = next_tile(at, row_blocks, tiling)
-        until = (length, row_blocks, tl.where(i + 1 < tiling.tiles, total, 0))
-        loading = load_tile(mine, after, until, parts, tiling, len(codes), False)
-        step_tile(mine, loaded, values, address, at, extent, parts, tiling, len(codes))
-        loaded = loading
+        stored, updated, place = advance_tile(loaded, values, address, at, row_blocks, parts, tiling, len(codes))
+        after = next_tile(at, step, row_blocks)
+        if tiling.tiles > 1:
+            # What the next tile needs is on its way while this one is encoded; after the last one there is none.
+            until = (length, row_blocks, tl.where(i + 1 < tiling.tiles, total, 0))
+            loaded = load_tile(mine, after, until, parts, tiling, len(codes), False)
+        store_tile(mine, stored, updated, place, address, at, extent, parts, tiling, len(codes))
         at = after
 
 
@@ -95,9 +96,9 @@ def leaf_of(program, params, codes, scales, results, grads, firsts, rows, length
     their place among the kernel's parameters: these lie one after another in constant memory.
     """
     leaves: tl.constexpr = len(firsts)
-    # Before `grads` there are only pointers; behind its pointers come those to scalars, words and names, then integers.
+    # Before `grads` there are only pointers; behind its pointers come those to control and names, then integers.
     pointers: tl.constexpr = leaves * (1 + len(codes) + len(scales)) + len(results)
-    integers: tl.constexpr = pointers + leaves + 3
+    integers: tl.constexpr = pointers + leaves + 2
     leaf = 0
     if leaves > 1:
         for k in static_range(8):  # there are `launch.MOST_LEAVES`, 2**8 - 1, at most
@@ -122,18 +123,12 @@ def leaf_of(program, params, codes, scales, results, grads, firsts, rows, length
 
 
 @triton.jit
-def next_tile(at, row_blocks, tiling: tl.constexpr):
-    """The `at` of the tile behind."""
-    first = at[0] + tiling.blocks
-    if tiling.wide:
-        column = at[2] + tiling.blocks
-        wraps = column >= row_blocks
-        row = tl.where(wraps, at[1] + 1, at[1])
-        column = tl.where(wraps, column - row_blocks, column)
-    else:
-        row = first // row_blocks
-        column = first - row * row_blocks
-    return first, row, column
+def next_tile(at, step, row_blocks):
+    """The `at` of a program's next tile."""
+    column = at[2] + step[2]
+    wraps = column >= row_blocks
+    row = at[1] + step[1]
+    return at[0] + step[0], tl.where(wraps, row + 1, row), tl.where(wraps, column - row_blocks, column)
 
 
 @triton.jit
@@ -231,10 +226,10 @@ def put(pointers, x, inside, exact: tl.constexpr):
 
 
 @triton.jit
-def step_tile(
-    mine, loaded, values, address, at, extent, parts: tl.constexpr, tiling: tl.constexpr, moments: tl.constexpr
+def advance_tile(
+    loaded, values, address, at, row_blocks, parts: tl.constexpr, tiling: tl.constexpr, moments: tl.constexpr
 ):
-    """Steps a tile that was loaded."""
+    """Advances a tile that was loaded: what to store of the parameter, the new moments, and the elements' places."""
     codes = ()
     scales = ()
     for i in static_range(moments):
@@ -243,7 +238,7 @@ def step_tile(
             scales = scales + (loaded[2 + moments + i],)
         else:
             scales = scales + (0.0,)
-    row, column = block_places(at, extent[1], tiling)
+    row, column = block_places(at, row_blocks, tiling)
     column = column * tiling.block
     place = (
         row,
@@ -254,7 +249,15 @@ def step_tile(
         column // 4 + tl.arange(0, tiling.block // 4)[None, :].to(tl.uint32),
     )
     stored, updated = parts.advance(widen(loaded[0]), widen(loaded[1]), codes, scales, place, values, address, parts)
+    return stored, updated, place
 
+
+@triton.jit
+def store_tile(
+    mine, stored, updated, place, address, at, extent,
+    parts: tl.constexpr, tiling: tl.constexpr, moments: tl.constexpr,
+):  # fmt: skip
+    """Stores a tile that was advanced."""
     start, offset, inside = offsets(at, extent, tiling, 1)
     offset = start + offset
     if parts.differs:
