@@ -71,28 +71,39 @@ def step_group(params, grads, codes, scales, control, names, *, spec: LeafSpec, 
     return step(params, grads, codes, scales, control, names)
 
 
+@functools.partial(jax.jit, static_argnames="spec")
+def _step_leaf(param, grad, codes, scales, control, name, *, spec: LeafSpec):
+    """One leaf on XLA; compiled by itself, so that leaves that are alike are traced once."""
+    return xla.step_leaf(
+        spec.parts(),
+        param,
+        grad,
+        codes,
+        scales,
+        tuple(jax.lax.bitcast_convert_type(control[:-3], jnp.float32)),
+        (*control[-3:], *name),
+        result_dtype=spec.result_dtype,
+        block=spec.block,
+    )
+
+
 @functools.cache
 def _on_xla(spec: LeafSpec) -> Callable:
     def step(params, grads, codes, scales, control, names):
-        scalars = tuple(jax.lax.bitcast_convert_type(control[:-3], jnp.float32))
-        results = []
-        for i in range(len(params)):
-            one = [c[i] for c in codes], [s[i] for s in scales]
-            address = (*control[-3:], *names[i])
-            results.append(
-                xla.step_leaf(
-                    spec.parts(),
-                    params[i],
-                    grads[i],
-                    *one,
-                    scalars,
-                    address,
-                    result_dtype=spec.result_dtype,
-                    block=spec.block,
-                )
+        stepped = [
+            _step_leaf(
+                params[i],
+                grads[i],
+                tuple(moment[i] for moment in codes),
+                tuple(moment[i] for moment in scales),
+                control,
+                names[i],
+                spec=spec,
             )
-        stepped, new_codes, new_scales = zip(*results, strict=True)
-        return stepped, tuple(zip(*new_codes, strict=True)), tuple(zip(*new_scales, strict=True))
+            for i in range(len(params))
+        ]
+        results, new_codes, new_scales = zip(*stepped, strict=True)
+        return results, tuple(zip(*new_codes, strict=True)), tuple(zip(*new_scales, strict=True))
 
     return step
 

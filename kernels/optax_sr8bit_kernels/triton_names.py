@@ -155,9 +155,12 @@ def byte_float(code, shift: tl.constexpr):
 
 @triton.jit
 def unsigned_offset(code, scale, shift: tl.constexpr):
-    """(byte_float(code) - 1) scale; one multiply-add, rounded once all the same."""
+    """(byte_float(code) - 1) scale; a multiply-add, rounded once all the same."""
     x = byte_float(code, shift)
-    return tl.fma(x, scale + tl.zeros_like(x), -scale + tl.zeros_like(x))
+    if INTERPRETED:
+        return (x - 1.0) * scale
+    else:
+        return x * scale - scale
 
 
 @triton.jit
@@ -187,7 +190,10 @@ def signed_offset(code, scale, shift: tl.constexpr):
             pack=1,
         )
         scale = _interleave(a, b, c, d)
-    return tl.fma(x, scale, -scale)
+    if INTERPRETED:
+        return (x - 1.0) * scale
+    else:
+        return x * scale - scale
 
 
 @triton.jit
@@ -244,6 +250,12 @@ def dithered(y, word, shift: tl.constexpr):
             is_pure=True,
             pack=1,
         )
+
+
+@triton.jit
+def floored(x):
+    """floor(x) of a float32 in [0, 512), as uint32: 2**23 - 1/2 leaves it in the low bits."""
+    return bits(x + 8388607.5) & 511
 
 
 @triton.jit

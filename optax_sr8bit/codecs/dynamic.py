@@ -22,7 +22,7 @@ References:
 import dataclasses
 
 from optax_sr8bit.codecs.base import Codec, MomentCode, no_floor
-from optax_sr8bit_kernels.names import absolute, bits, f32, maximum, minimum, ratio, u32, where, word
+from optax_sr8bit_kernels.names import absolute, bits, f32, floored, maximum, minimum, ratio, u32, where, word
 
 INTEGER = 0x4B000000  # bits(2**23): a byte in the low bits of this is the float 2**23 + byte
 
@@ -30,18 +30,18 @@ INTEGER = 0x4B000000  # bits(2**23): a byte in the low bits of this is the float
 def encode_mu(x, absmax, dither):
     """The code whose value is nearest to x/absmax; code 127 is zero.
 
-    floor(p) = round(p - 1/2), with the sign of x. Only 1.0 is nearer to its neighbour than half an interval: code 255
-    begins at p = 127.75. Nothing negative does, as 2 p - 127 < p there.
+    Only 1.0 is nearer to its neighbour than half an interval: code 255 begins at p = 127.75. Nothing negative does.
     """
-    p = _place(x, absmax, 1.0, 0.925, 1.0) - 0.5
-    p = f32(bits(p) | (bits(x) & u32(0x80000000)))
-    return bits(maximum(p, p * 2.0 - 127.0) + 12583039.0) & 255  # 1.5 2**23 + 127
+    p = _place(x, absmax, 1.0, 0.925, 1.0)
+    below = x < 0.0
+    steps = floored(where(below, minimum(p, 127.5), maximum(p, p * 2.0 - 127.5)))
+    return where(below, 127 - steps, 127 + steps)
 
 
 def encode_nu(x, absmax, dither):
     """The code whose value is nearest to x/absmax, for x >= 0; code 0 is zero, code 255 begins at p = 255.75."""
     p = _place(x, absmax, 2.0, 1.8645161, 2.0645161)
-    return bits(maximum(p, p * 2.0 - 255.5) + 8388606.5) & 255  # 2**23 - 1.5
+    return floored(maximum(p, p * 2.0 - 255.5)) - 1
 
 
 def _place(x, absmax, n, lift, slope):

@@ -1,0 +1,162 @@
+"""The table of cases in which the Triton kernel must do what XLA does, and the leaves and gradients of a case."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import zlib
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from tables import ADAMW, BF16, CODECS, F16, F32, LION, OPTIMIZERS, ROUNDINGS, Optimizer
+
+from optax_sr8bit import codecs, hyperparameters, rounding
+from optax_sr8bit.leaf import LeafSpec, step_group
+from optax_sr8bit_kernels.launch import Launch
+
+EVERY_CODEC = {
+    **{name: codecs.get(name) for name in CODECS},
+    "offset_philox": codecs.Offset(dither="philox"),
+    "offset_nearest": codecs.Offset(dither="nearest"),
+}
+BAD = np.array([np.nan, np.inf, -np.inf, 2e19, -2e19], np.float32)  # the square of 2e19 is beyond float32
+
+
+class Case(NamedTuple):
+    """Leaves that one launch steps."""
+
+    kind: str
+    opt: Optimizer = ADAMW
+    codec: str = "offset"
+    how: str = "stochastic"
+    dtype: Any = BF16
+    grad: Any = BF16
+    delta: Any = None
+    block: int = 32
+    shapes: tuple[tuple[int, ...], ...] = ((4, 64),)
+    launches: tuple[Launch | None, ...] = (None,)
+    steps: int = 2
+    grads: str = "usual"  # a key of GRADIENTS
+
+    @property
+    def name(self) -> str:
+        words = [self.kind, self.opt.name, self.codec, self.how]
+        words += [jnp.dtype(d).name if d else "new" for d in (self.dtype, self.grad, self.delta)]
+        shapes = ["x".join(map(str, s)) or "0d" for s in self.shapes[:3]]
+        return "-".join([*words, str(self.block), *shapes, self.grads, str(len(self.shapes))])
+
+    @property
+    def spec(self) -> LeafSpec:
+        rule, codec = self.opt().definition.rule, EVERY_CODEC[self.codec]
+        block = min(self.block, self.shapes[0][-1]) if codec.blockwise else None
+        how = rounding.get(self.how)
+        return LeafSpec(rule, rule.flags, codec, how, block, jnp.dtype(self.dtype), jnp.dtype(self.grad), self.delta)
+
+
+def usual(rng, shape):
+    """Of all sizes about 1e-3."""
+    return rng.standard_normal(shape) * 1e-3 * np.exp(rng.standard_normal(shape))
+
+
+def wild(rng, shape):
+    """Magnitudes from 1e-15 to 1e18, and blocks of zeros."""
+    x = np.sign(rng.standard_normal(shape)) * 10.0 ** rng.uniform(-15, 18, shape)
+    x[..., :300] = 0
+    return x
+
+
+def bad(rng, shape):
+    """A few elements that are not finite, or whose squares are not."""
+    return np.where(rng.uniform(size=shape) < 0.02, rng.choice(BAD, shape), usual(rng, shape))
+
+
+GRADIENTS = {"usual": usual, "wild": wild, "bad": bad}
+LAUNCHES = tuple(Launch(*how) for how in ((1, 1, 1), (1, 8, 1), (4, 4, 4), (2, 1, 1), (2, 2, 2)))
+WHOLE, RAGGED = ((4, 64),), ((3, 44),)
+MIXED = tuple(((2, 64), (3, 44), (33,), (1, 2, 50), (1, 96))[i % 5] for i in range(40))
+
+
+def cases() -> list[Case]:
+    table = []
+    for opt, codec, how in itertools.product(OPTIMIZERS, EVERY_CODEC, ROUNDINGS):
+        table.append(Case("rule", opt, codec, how, shapes=WHOLE if how == "stochastic" else RAGGED))
+    for opt, codec in itertools.product((ADAMW, LION), EVERY_CODEC):
+        table.append(Case("ragged", opt, codec, grad=F32, shapes=RAGGED))
+    for dtype, grad, delta in itertools.product((BF16, F16, F32), (BF16, F32), (None, BF16, F16, F32)):
+        table.append(Case("dtype", dtype=dtype, grad=grad, delta=delta))
+    for dtype, delta in itertools.product((F16, F32), (None, F16)):
+        table.append(Case("dtype", LION, how="nearest", dtype=dtype, delta=delta))
+    for n, block in ((1, 8), (3, 8), (31, 128), (32, 32), (33, 128), (100, 128), (257, 256), (300, 256), (768, 1024)):
+        table.append(Case("axis", LION if n % 2 else ADAMW, block=block, shapes=((3, n),)))
+    for n in (1, 3, 31, 100, 257, 768):
+        table.append(Case("axis", ADAMW if n % 2 else LION, "float32", shapes=((3, n),), grad=F32))
+    for shape in ((), (1,), (7,)):
+        table.append(Case("shape", ADAMW, "float32", shapes=(shape,)))
+    for shape, block in (((1500,), 1024), ((2, 3, 300), 256), ((2, 768), 256), ((1, 2048), 1024)):
+        table.append(Case("shape", LION, shapes=(shape,), block=block, dtype=F32))
+    for shapes in (((2, 80), (1, 96)), ((2, 64), (1, 128))):
+        table.append(Case("launch", ADAMW if shapes[0][1] == 80 else LION, shapes=shapes, launches=LAUNCHES))
+    table.append(Case("launch", LION, "dynamic", shapes=((2, 80), (1, 96)), launches=LAUNCHES[1:3]))
+    table.append(Case("launch", ADAMW, "float32", shapes=((2, 300), (1, 512)), launches=LAUNCHES[1:3]))
+    for opt, count in ((ADAMW, 2), (ADAMW, 9), (LION, 40)):
+        table.append(Case("group", opt, shapes=MIXED[:count]))
+    table.append(Case("group", LION, "float32", "nearest", F32, F32, shapes=((1,),) * 255, steps=1))
+    for (opt, codec), grads in itertools.product(itertools.product((ADAMW, LION), CODECS), ("wild", "bad")):
+        table.append(Case("gradient", opt, codec, block=256, shapes=((2, 700),), grads=grads, steps=3))
+    return table
+
+
+@functools.cache
+def control(name: str, count: int) -> np.ndarray:
+    """The bits of an optimizer's scalars, the words of a seed, the steps taken before."""
+    definition = next(opt for opt in OPTIMIZERS if opt.name == name)().definition
+    hyper = hyperparameters.evaluate(definition.hyperparameters, jnp.int32(count))
+    scalars = np.array([float(x) for x in definition.rule.scalars(hyper, jnp.int32(count))], np.float32)
+    return np.concatenate([scalars.view(np.uint32), np.array([0x9E3779B9, 77, count], np.uint32)])
+
+
+def leaves(case: Case):
+    """Parameters, a state as if after many steps, and names of a case; NumPy arrays."""
+    rng, spec = np.random.default_rng(zlib.crc32(case.name.encode())), case.spec
+    params = tuple((rng.standard_normal(s) * 0.02).astype(case.dtype) for s in case.shapes)
+    codes, scales = [], []
+    for moment in spec.rule.moments:
+        if spec.block is None:
+            first = [(rng.standard_normal(s) * 1e-3).astype(np.float32) for s in case.shapes]
+            codes.append(tuple(x if moment.signed else x * x for x in first))
+            rows = [s[:-1] + (1,) if s else () for s in case.shapes]  # handed on
+        else:
+            codes.append(tuple(rng.integers(0, 256, s, np.uint8) for s in case.shapes))
+            rows = [(*s[:-1], -(-s[-1] // spec.block)) for s in case.shapes]
+        size = 1e-3 if moment.signed else 1e-6
+        scales.append(tuple((size * np.exp(rng.standard_normal(s)) / 255).astype(np.float32) for s in rows))
+    names = rng.integers(0, 2**32, (len(case.shapes), 2), np.uint32)
+    return params, tuple(codes), tuple(tuple(map(np.asarray, s)) for s in scales), names
+
+
+def steps(case: Case):
+    """Per step (gradients, control)."""
+    rng = np.random.default_rng(zlib.crc32(case.name.encode()) + 1)
+    make = GRADIENTS[case.grads]
+    with np.errstate(over="ignore", invalid="ignore"):
+        grads = [tuple(np.asarray(make(rng, s)).astype(case.grad) for s in case.shapes) for _ in range(case.steps)]
+    return [(g, control(case.opt.name, 3 + i)) for i, g in enumerate(grads)]
+
+
+def history(case: Case, implementation: str = "xla"):
+    """Per step (results, codes, scales), stepped leaf by leaf on XLA: leaves of one shape compile once."""
+    params, codes, scales, names = leaves(case)
+    per_leaf = []
+    for i in range(len(params)):
+        p, c, s = params[i : i + 1], tuple(m[i : i + 1] for m in codes), tuple(m[i : i + 1] for m in scales)
+        taken = []
+        for grads, word in steps(case):
+            r, c, s = step_group(
+                p, grads[i : i + 1], c, s, word, names[i : i + 1], spec=case.spec, implementation=implementation
+            )
+            p = r if case.delta is None else p
+            taken.append(jax.tree.map(np.asarray, (r, c, s)))
+        per_leaf.append(taken)
+    return [jax.tree.map(lambda *x: x, *(leaf[t] for leaf in per_leaf)) for t in range(case.steps)]
