@@ -1,8 +1,8 @@
 """Random bits, addressed by where they are used instead of drawn from a stream.
 
-`words` is always `(seed0, seed1, step, leaf_lo, leaf_hi)`, five uint32 scalars; `place` begins with the *global* row and
-column of each element, leading axes flattened into rows. The same address gives the same bits on every back end, mesh
-and tile size. Tile functions: see `optax_sr8bit_kernels.names`.
+`words` is always `(seed0, seed1, step, leaf_lo, leaf_hi)`, five uint32 scalars; `place` begins with the *global* row
+and column of each element, leading axes flattened into rows. The same address gives the same bits on every back end,
+mesh and tile size. Tile functions: see `optax_sr8bit_kernels.names`.
 """
 
 from optax_sr8bit_kernels.names import halves, quarters, static_range, u32, wide_product

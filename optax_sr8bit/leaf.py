@@ -110,7 +110,7 @@ def _on_xla(spec: LeafSpec) -> Callable:
 
 @functools.cache
 def _on_gpu(spec: LeafSpec) -> Callable:
-    """The kernel where the program runs on a GPU; XLA elsewhere, and under `vmap`, which a kernel call does not know."""
+    """The kernel where the program runs on a GPU; XLA elsewhere, and under `vmap`, which no kernel call knows."""
     from optax_sr8bit_kernels import triton_call
 
     on_xla = _on_xla(spec)

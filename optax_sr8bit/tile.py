@@ -127,7 +127,7 @@ def from_bfloat16(stored):
     return f32(stored << 16)
 
 
-# By dtype, of the parameter and of the difference. The latter is rounded to nearest: the parameter's bits would bias it.
+# By dtype, of the parameter and of the difference, which is rounded to nearest: the parameter's bits would bias it.
 WIDEN = {"bfloat16": from_bfloat16, "float16": f16, "float32": from_float32}
 NARROW = {"bfloat16": rounding.nearest_bfloat16, "float16": rounding.nearest_float16}
 

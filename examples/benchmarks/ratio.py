@@ -10,11 +10,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+
+import optax_sr8bit as sr8
 import record
 from contestants import BASELINE, CONTESTANTS
 from step import PACKAGES, draw, memory
-
-import optax_sr8bit as sr8
 
 # Alike but for the optimizer: parameters and gradients in BF16, and what any device runs.
 NAMES = [name for name, c in CONTESTANTS.items() if c.params == c.grads == jnp.bfloat16 and c.door != "flash"]

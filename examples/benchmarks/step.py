@@ -18,12 +18,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+
+import optax_sr8bit as sr8
 import record
 import runner
 import shapes
 from contestants import CONTESTANTS, Contestant, Step
-
-import optax_sr8bit as sr8
 
 PACKAGES = (
     *("jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin", "optax"),

@@ -1,8 +1,8 @@
 """How a kernel is launched: grid, tiles, and what is constant for a group of leaves.
 
-The bits of the results do not depend on any of it. What matters for speed, measured on an NVIDIA H200: one warp a program
-and sixteen elements a thread, and a few tiles a program, which share the loads of scalars and the search for the leaf,
-and of which the next is loaded while one is encoded.
+The bits of the results do not depend on any of it. What matters for speed, measured on an NVIDIA H200: one warp a
+program, sixteen elements a thread, and a few tiles a program, which share the loads of scalars and the search for the
+leaf, and of which the next is loaded while one is encoded.
 """
 
 import dataclasses

@@ -159,8 +159,8 @@ def dithered(y: Array, word: Array, shift: int) -> Array:
 def floored(x: Array) -> Array:
     """floor(x) of a float32 in [0, 512), as uint32; a back end may round an integer down to the one before it.
 
-    Not by the bits of a large float that is added, as on other back ends: XLA miscompiles that on GPUs (JAX 0.11.2), once
-    it is fused with the conversion to uint8.
+    Not by the bits of a large float that is added, as on other back ends: XLA miscompiles that on GPUs (JAX 0.11.2),
+    once it is fused with the conversion to uint8.
     """
     return as_uint(as_int(x))
 

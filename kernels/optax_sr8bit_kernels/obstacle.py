@@ -33,7 +33,7 @@ def _devices() -> str | None:
     if found[0] < CAPABILITY:
         return f"the GPU has compute capability {'.'.join(map(str, found[0]))}, the kernel needs 8.0"
     try:
-        import jax_triton  # noqa: F401
+        import jax_triton  # noqa: F401  # pyright: ignore[reportMissingImports]
     except Exception as error:  # whatever an optional package raises, XLA can run the step
         return f"jax-triton cannot be imported: {type(error).__name__}: {error}"
     return None

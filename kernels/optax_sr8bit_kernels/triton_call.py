@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax_triton
+import jax_triton  # pyright: ignore[reportMissingImports]
 
 from optax_sr8bit_kernels.launch import Launch, grid
 from optax_sr8bit_kernels.obstacle import ptx_version

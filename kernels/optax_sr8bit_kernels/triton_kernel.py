@@ -1,22 +1,16 @@
 """The Triton kernel: loads, the tile functions, stores. Imported late: Triton is optional.
 
 One launch steps a group of leaves. A leaf is rows of blocks, one after another; a tile is a few blocks, and a program
-runs over a few tiles. Throughout, `at` is (first block of a tile, its row, which of its row's blocks it is), and `extent`
-is (length of a row, its blocks, blocks of the leaf).
+runs over a few tiles. Throughout, `at` is (first block of a tile, its row, which of its row's blocks it is), and
+`extent` is (length of a row, its blocks, blocks of the leaf).
 """
 
 import triton
 import triton.language as tl
 
-from optax_sr8bit_kernels.triton_names import (
-    all_finite,
-    block_max,
-    finite,
-    integer_argument,
-    pointer_argument,
-    static_range,
-    widen,
-)
+from optax_sr8bit_kernels.triton_bits import widen
+from optax_sr8bit_kernels.triton_leaf import leaf_of
+from optax_sr8bit_kernels.triton_names import all_finite, block_max, finite, static_range
 
 # Where in `mine`, what belongs to one leaf, things are; codes, scales and results follow.
 PARAM, GRAD, FIRST, ROWS, LENGTH, CODES = (tl.constexpr(i) for i in range(6))
@@ -89,40 +83,6 @@ def step_leaves(
 
 
 @triton.jit
-def leaf_of(program, params, codes, scales, results, grads, firsts, rows, lengths):
-    """What belongs to the leaf of a program, and the leaf's index.
-
-    Selecting among all arguments would keep them in registers. A compiled kernel reads those of its leaf alone, by
-    their place among the kernel's parameters: these lie one after another in constant memory.
-    """
-    leaves: tl.constexpr = len(firsts)
-    # Before `grads` there are only pointers; behind its pointers come those to control and names, then integers.
-    pointers: tl.constexpr = leaves * (1 + len(codes) + len(scales)) + len(results)
-    integers: tl.constexpr = pointers + leaves + 2
-    leaf = 0
-    if leaves > 1:
-        for k in static_range(8):  # there are `launch.MOST_LEAVES`, 2**8 - 1, at most
-            middle = leaf + (128 >> k)
-            known = tl.minimum(middle, leaves - 1)
-            reached = (middle < leaves) & (program >= integer_argument(firsts, integers, known))
-            leaf = tl.where(reached, middle, leaf)
-    mine = (
-        pointer_argument(params, 0, leaf),
-        pointer_argument(grads, pointers, leaf),
-        integer_argument(firsts, integers, leaf),
-        integer_argument(rows, integers + leaves, leaf),
-        integer_argument(lengths, integers + 2 * leaves, leaf),
-    )
-    for i in static_range(len(codes)):
-        mine = mine + (pointer_argument(codes[i], leaves * (1 + i), leaf),)
-    for i in static_range(len(scales)):
-        mine = mine + (pointer_argument(scales[i], leaves * (1 + len(codes) + i), leaf),)
-    if len(results) > 0:
-        mine = mine + (pointer_argument(results, leaves * (1 + len(codes) + len(scales)), leaf),)
-    return mine, leaf
-
-
-@triton.jit
 def next_tile(at, step, row_blocks):
     """The `at` of a program's next tile."""
     column = at[2] + step[2]
@@ -148,7 +108,7 @@ def block_places(at, row_blocks, tiling: tl.constexpr):
 
 @triton.jit
 def offsets(at, extent, tiling: tl.constexpr, each: tl.constexpr):
-    """Where a tile lies in its leaf, `each` elements at a time: the start, offsets from it, and which of these exist."""
+    """Where a tile lies in its leaf, `each` elements at a time: the start, offsets from it, which of these exist."""
     one = tl.arange(0, tiling.blocks)[:, None]
     lane = tl.arange(0, tiling.block // each)[None, :]
     here = at[0] + one.to(tl.uint32) < extent[2]
@@ -188,7 +148,7 @@ def load_tile(mine, at, extent, parts: tl.constexpr, tiling: tl.constexpr, momen
 
 @triton.jit
 def load(pointer, at, extent, other, tiling: tl.constexpr, exact: tl.constexpr):
-    """Loads a tile; of bytes and bfloat16, where blocks are aligned, in words of 32 bits, which stay packed in registers.
+    """Loads a tile; of bytes and bfloat16, where blocks are aligned, in words of 32 bits, which registers keep.
 
     A row that ends within its last block is filled up with `other`, while blocks that do not exist hold anything.
     """
