@@ -145,18 +145,28 @@ def steps(case: Case):
     return [(g, control(case.opt.name, 3 + i)) for i, g in enumerate(grads)]
 
 
-def history(case: Case, implementation: str = "xla"):
-    """Per step (results, codes, scales), stepped leaf by leaf on XLA: leaves of one shape compile once."""
-    params, codes, scales, names = leaves(case)
-    per_leaf = []
+def step(case: Case, implementation: str, params, codes, scales, names, grads, word):
+    """One step: (results, per moment codes, per moment scales). XLA goes leaf by leaf: one shape is compiled once."""
+    if implementation == "triton":
+        return step_group(params, grads, codes, scales, word, names, spec=case.spec, implementation=implementation)
+    results, new_codes, new_scales = [], [], []
     for i in range(len(params)):
-        p, c, s = params[i : i + 1], tuple(m[i : i + 1] for m in codes), tuple(m[i : i + 1] for m in scales)
-        taken = []
-        for grads, word in steps(case):
-            r, c, s = step_group(
-                p, grads[i : i + 1], c, s, word, names[i : i + 1], spec=case.spec, implementation=implementation
-            )
-            p = r if case.delta is None else p
-            taken.append(jax.tree.map(np.asarray, (r, c, s)))
-        per_leaf.append(taken)
-    return [jax.tree.map(lambda *x: x, *(leaf[t] for leaf in per_leaf)) for t in range(case.steps)]
+        one = tuple(m[i : i + 1] for m in codes), tuple(m[i : i + 1] for m in scales)
+        r, c, s = step_group(
+            params[i : i + 1], grads[i : i + 1], *one, word, names[i : i + 1], spec=case.spec, implementation="xla"
+        )
+        results += r
+        new_codes.append([m[0] for m in c])
+        new_scales.append([m[0] for m in s])
+    return tuple(results), tuple(zip(*new_codes, strict=True)), tuple(zip(*new_scales, strict=True))
+
+
+def history(case: Case):
+    """Per step what XLA makes of the leaves, NumPy arrays."""
+    params, codes, scales, names = leaves(case)
+    taken = []
+    for grads, word in steps(case):
+        results, codes, scales = step(case, "xla", params, codes, scales, names, grads, word)
+        params = results if case.delta is None else params
+        taken.append(jax.tree.map(np.asarray, (results, codes, scales)))
+    return taken

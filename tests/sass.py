@@ -9,12 +9,13 @@ A program is one loop over tiles. Its length is not what a tile costs, for two k
   this code behind the kernel's end; it jumps back into the loop, but is no loop.
 
 So a tile costs the shortest path through the loop's control-flow graph without the targets of `BRA.DIV`, from where the
-loop's only backward jump leads, to that jump. Stores behind a branch (of the scales, by a few of the threads) are one or
-two instructions that the shortest path leaves out.
+loop's only backward jump leads, to that jump. Stores behind a branch (of the scales, by a few of the threads) are one
+or two instructions that the shortest path leaves out.
 """
 
 import glob
 import heapq
+import itertools
 import os
 import re
 import subprocess
@@ -82,7 +83,7 @@ def parse(text: str) -> dict[int, Instruction]:
 def successors(code: dict[int, Instruction]) -> dict[int, list[int]]:
     """By address where control may go next."""
     addresses = list(code)
-    following = dict(zip(addresses, addresses[1:], strict=False))
+    following = dict(itertools.pairwise(addresses))
     return {
         a: [
             *([following[a]] if one.falls_through and a in following else []),

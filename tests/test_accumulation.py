@@ -37,8 +37,7 @@ def decoded(moment, code, scale, block=256):
     """A moment as the optimizer will decode it, float32."""
     if code.dtype == jnp.float32:
         return code
-    table = None if moment.table is None else jnp.asarray(moment.table)
-    return moment.decode(code.astype(jnp.uint32), jnp.repeat(scale, block, axis=-1), table)
+    return moment.decode(code.astype(jnp.uint32), jnp.repeat(scale, block, axis=-1))
 
 
 def test_constant_updates_accumulate_on_average():

@@ -27,7 +27,7 @@ def grid(rows, cols):
 
 def parameter_bits(words, rows, cols):
     row, col = np.broadcast_arrays(*grid(rows, cols))
-    return np.asarray(jax.jit(bits.parameter_bits)(tuple(u32(w) for w in words), u32(row), u32(col)))
+    return np.asarray(jax.jit(bits.parameter_bits)(tuple(u32(w) for w in words), (u32(row), u32(col))))
 
 
 @pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
@@ -77,7 +77,7 @@ def test_leaves_steps_rows_seeds_and_moments_differ(source):
     streams = {}
     for (lo, hi), step, seed in itertools.product(leaves, (0, 1, 2, 1000), (0, 1)):
         words = (*np.asarray(seeds.seed_words(seed)), step, lo, hi)
-        got = np.asarray(fn(tuple(u32(w) for w in words), u32(row), u32(col)))
+        got = np.asarray(fn(tuple(u32(w) for w in words), (u32(row), u32(col))))
         for r in range(4):
             streams[lo, step, seed, r] = got[r]
     # 192 streams of 512 words; equal 16-bit words at one place have probability 2^-16, so on average 0.008 a pair.
@@ -91,8 +91,8 @@ def test_moments_and_parameter_share_no_bits():
     words = tuple(u32(w) for w in (1, 2, 3, 4, 5))
     row, col = (u32(x) for x in np.broadcast_arrays(*grid(np.arange(8), np.arange(512))))
     dithers = (bits.weyl_mu, bits.weyl_nu, bits.philox_mu, bits.philox_nu)
-    tops = [np.asarray(dither(words, row, col)) >> 16 for dither in dithers]
-    tops.append(np.asarray(bits.parameter_bits(words, row, col)))
+    tops = [np.asarray(dither(words, (row, col))) >> 16 for dither in dithers]
+    tops.append(np.asarray(bits.parameter_bits(words, (row, col))))
     for a, b in itertools.combinations(tops, 2):
         # 4096 places, each equal with probability 2^-16.
         assert (a == b).sum() <= 4
@@ -102,12 +102,12 @@ def test_moments_and_parameter_share_no_bits():
 @given(words=st.tuples(WORD, WORD, WORD, WORD, WORD), row=WORD, col=WORD)
 def test_weyl_words_are_the_formula(words, row, col):
     arrays = tuple(u32(w) for w in words)
-    assert int(bits.weyl_mu(arrays, u32(row), u32(col))) == philox.weyl_mu(words, row, col)
-    assert int(bits.weyl_nu(arrays, u32(row), u32(col))) == philox.weyl_nu(words, row, col)
+    assert int(bits.weyl_mu(arrays, (u32(row), u32(col)))) == philox.weyl_mu(words, row, col)
+    assert int(bits.weyl_nu(arrays, (u32(row), u32(col)))) == philox.weyl_nu(words, row, col)
 
 
 def test_half_code_is_half():
-    got = bits.half_code((u32(1),) * 5, u32([0, 7]), u32([3, 9]))
+    got = bits.half_code((u32(1),) * 5, (u32([0, 7]), u32([3, 9])))
     assert np.asarray(got).tolist() == [0x80000000] * 2
 
 

@@ -51,13 +51,8 @@ def decoded(opt, codec, state):
         code, scale = getattr(state, moment)["w"], getattr(state, f"{moment}_scale")["w"]
         c = codecs.get(codec).code(moment == "mu")
         block = AT[1] // 256
-        x = (
-            code[AT]
-            if code.dtype == F32
-            else c.decode(
-                code[AT].astype(jnp.uint32), scale[AT[0], block], None if c.table is None else jnp.asarray(c.table)
-            )
-        )
+        byte = code[AT].astype(jnp.uint32)
+        x = code[AT] if code.dtype == F32 else c.decode(byte, scale[AT[0], block])
         values.append((float(x), int(code[AT])))
     return values
 

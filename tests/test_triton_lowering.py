@@ -1,11 +1,8 @@
 """The kernel compiles for NVIDIA GPUs in every variant, without one, and stays as cheap as it was measured to be."""
 
-import math
-
-import jax.numpy as jnp
 import pytest
 import sass
-from tables import ADAMW, BF16, CODECS, F16, F32, LION, OPTIMIZERS, ROUNDINGS, named
+from tables import ADAMW, BF16, CODECS, F16, F32, LION, OPTIMIZERS, ROUNDINGS, RULES, named
 
 from optax_sr8bit import codecs, rounding, tile
 from optax_sr8bit_kernels.launch import grid
@@ -80,10 +77,16 @@ def assert_compiles(*args, capability=90, **kwargs):
 
 @pytest.mark.parametrize("how", ROUNDINGS)
 @pytest.mark.parametrize("codec", CODECS)
-@pytest.mark.parametrize("opt", **named(OPTIMIZERS))
+@pytest.mark.parametrize("opt", **named(RULES))
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_every_rule_codec_and_rounding_compiles(capability, opt, codec, how):
     assert_compiles(opt, codec, how, capability=capability)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("opt", **named(opt for opt in OPTIMIZERS if opt not in RULES))
+def test_every_flag_of_a_rule_compiles(opt, codec):
+    assert_compiles(opt, codec)
 
 
 @pytest.mark.parametrize("codec", DITHERED)
@@ -111,7 +114,11 @@ def test_every_tiling_compiles(shapes, codec):
 
 @pytest.mark.parametrize(
     ("opt", "codec", "registers", "executed"),
-    [(ADAMW, "offset", 0, 0), (LION, "offset", 0, 0), (ADAMW, "dynamic", 0, 0)],
+    [  # measured with Triton 3.9: 126 registers and 55.1 instructions, 93 and 40.7, 146 and 115.2
+        (ADAMW, "offset", 128, 57.9),
+        (LION, "offset", 96, 42.7),
+        (ADAMW, "dynamic", 152, 121.0),  # Triton 3.6 takes 186 registers
+    ],
     ids=["adamw", "lion", "adamw_dynamic"],
 )
 def test_kernel_cost(opt, codec, registers, executed, tmp_path):
@@ -126,3 +133,29 @@ def test_kernel_cost(opt, codec, registers, executed, tmp_path):
     assert (cost.stack, cost.spills) == (0, 0)
     assert cost.registers <= registers
     assert 0 < per_parameter <= executed
+
+
+# A loop with two ways, of which the cold one is the longer, the first with a store by some threads; its exit is in its
+# middle. Behind it is what a warp does that diverged, which jumps back, and the end.
+HOT, COLD = ["FMUL R1, R1, R1"], ["FMUL R1, R1, R1"] * 4
+PROGRAM = """
+MOV R1, c[0x0][0x28] | BRA.DIV UR6, {diverged} | BSSY B0, {join} | @P0 BRA {second} | {first} | @P1 BRA {join}
+STG.E desc[UR4][R2.64], R1 | BRA {join} | {other} | BSYNC B0 | @!P0 EXIT | BRA {head}
+WARPSYNC.COLLECTIVE R50, {join} | BRA {after} | BRA {end}
+"""
+
+
+def assemble(first, other):
+    """Lays PROGRAM out, 16 bytes an instruction, with two ways of that many instructions."""
+    text = PROGRAM.replace("{first}", " | ".join(first)).replace("{other}", " | ".join(other))
+    lines = [line.strip() for line in text.strip().replace("\n", " | ").split("|")]
+    store, sync = lines.index("STG.E desc[UR4][R2.64], R1"), lines.index("BSYNC B0")
+    places = {"head": 1, "after": 2, "second": store + 2, "join": sync, "diverged": sync + 3, "end": len(lines) - 1}
+    places = {name: hex(16 * place) for name, place in places.items()}
+    return "\n".join(f"  /*{16 * i:04x}*/  {line.format(**places)} ;  /* 0x0 */" for i, line in enumerate(lines))
+
+
+@pytest.mark.parametrize(("first", "other"), [(HOT, COLD), (COLD, HOT)], ids=["hot_first", "cold_first"])
+def test_a_loop_is_counted_without_its_cold_code(first, other):
+    """BRA.DIV, BSSY, BRA, one FMUL, perhaps a BRA to the end of either way, BSYNC, EXIT, BRA."""
+    assert sass.loop_length(sass.parse(assemble(first, other))) == (8 if first is HOT else 7)

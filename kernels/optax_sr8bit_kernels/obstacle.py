@@ -2,7 +2,7 @@
 
 import functools
 import importlib.metadata
-import importlib.util
+import re
 
 import jax
 
@@ -21,7 +21,7 @@ def _packages() -> str | None:
         version = importlib.metadata.version("jax-triton")
     except importlib.metadata.PackageNotFoundError:
         return "jax-triton is not installed; pip install 'optax-sr8bit[gpu]'"
-    if tuple(int(part) for part in version.split(".")[:3]) < OLDEST:
+    if tuple(map(int, re.findall(r"\d+", version)[:3])) < OLDEST:
         return f"jax-triton {version} is older than {'.'.join(map(str, OLDEST))}"
     return None
 

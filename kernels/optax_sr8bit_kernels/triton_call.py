@@ -49,7 +49,7 @@ def step_group(
     """
     over = grid([p.shape for p in params], block, how)
     # A ref that is only read would be copied where the caller goes on to use its array.
-    param_refs = tuple(params) if parts.differs else tuple(jax.new_ref(p) for p in params)
+    param_refs: tuple[Any, ...] = tuple(params) if parts.differs else tuple(jax.new_ref(p) for p in params)
     code_refs = tuple(tuple(jax.new_ref(c) for c in moment) for moment in codes)
     scale_refs = tuple(tuple(jax.new_ref(s) for s in moment) for moment in scales) if parts.blockwise else ()
     result_refs = ()
