@@ -56,15 +56,11 @@ def kept_bytes(tree: Any) -> int:
     return sum(getattr(leaf, "nbytes", 0) for leaf in jax.tree.leaves(tree))
 
 
-def looped(step: Step, steps: int, leaves: int) -> Callable[..., tuple[Any, Any]]:
+def looped(step: Step, steps: int) -> Callable[..., tuple[Any, Any]]:
     """So many steps in one program: what is timed is the device, not the calls."""
-    # The loop's counter and its condition are kernels too, some microseconds an iteration. Where compilation allows it,
-    # several steps share them.
-    unroll = 4 if leaves <= 4 else 1
 
     def loop(params, state, grads):
-        body = lambda index, carry: step(*carry, grads)  # noqa: E731
-        return jax.lax.fori_loop(0, steps, body, (params, state), unroll=unroll)
+        return jax.lax.fori_loop(0, steps, lambda index, carry: step(*carry, grads), (params, state))
 
     return loop
 
@@ -83,9 +79,7 @@ def measure(contestant: Contestant, tree: shapes.Shapes, steps: int, rounds: int
     one = jax.jit(step, donate_argnums=(0, 1)).lower(params, state, grads).compile()
     row["compile_s"] = record.digits(time.perf_counter() - begin, 3)
     row |= memory(one, size)
-    many = (
-        jax.jit(looped(step, steps, len(tree)), donate_argnums=(0, 1)).lower(params, state, grads).compile(IN_THE_LOOP)
-    )
+    many = jax.jit(looped(step, steps), donate_argnums=(0, 1)).lower(params, state, grads).compile(IN_THE_LOOP)
     row["loop_temporary_bytes_per_parameter"] = memory(many, size).get("temporary_bytes_per_parameter")
 
     peak = peak_bytes()
