@@ -26,8 +26,8 @@ def select(asked: str | None) -> tuple[str, str]:
     if obstacle:
         return "xla", obstacle
     if jax.device_count() > 1:
-        return (
-            "xla",
-            "several devices: XLA cannot partition the kernel; implementation='triton' where nothing is sharded",
+        return "xla", (
+            "several devices, over which XLA cannot partition the kernel; with one in CUDA_VISIBLE_DEVICES, or with "
+            "implementation='triton' where nothing is sharded, the kernel runs"
         )
     return "triton", "the fused kernel"

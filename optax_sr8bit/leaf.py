@@ -14,6 +14,8 @@ from optax_sr8bit.rounding import Rounding
 from optax_sr8bit.rule import Rule
 from optax_sr8bit_kernels import xla
 
+KERNEL_DTYPES = {jnp.dtype(name) for name in ("bfloat16", "float16", "float32")}
+
 
 @dataclasses.dataclass(frozen=True)
 class LeafSpec:
@@ -44,6 +46,11 @@ class LeafSpec:
         """Of what the step hands back."""
         return self.dtype if self.delta_dtype is None else self.delta_dtype
 
+    @property
+    def fits_kernel(self) -> bool:
+        """Whether the Triton kernel knows all dtypes; XLA steps the others (float64 and 8-bit gradients)."""
+        return {jnp.dtype(self.grad_dtype), jnp.dtype(self.result_dtype)} <= KERNEL_DTYPES
+
     def parts(self) -> tile.Parts:
         """The static half of the tile functions."""
         return tile.parts(self.rule, self.flags, self.codec, self.rounding, self.dtype, self.delta_dtype)
@@ -66,8 +73,8 @@ def step_group(params, grads, codes, scales, control, names, *, spec: LeafSpec, 
     Returns:
       (per leaf the new parameter or update, per moment the new codes, per moment the new scales).
     """
-    empty = not params[0].size
-    step = _on_xla(spec) if implementation == "xla" or empty else _on_gpu(spec)
+    on_gpu = implementation == "triton" and spec.fits_kernel and params[0].size
+    step = _on_gpu(spec) if on_gpu else _on_xla(spec)
     return step(params, grads, codes, scales, control, names)
 
 

@@ -135,7 +135,7 @@ NARROW = {"bfloat16": rounding.nearest_bfloat16, "float16": rounding.nearest_flo
 def parts(
     rule: Rule, flags: tuple[bool, ...], codec: Codec, how: Rounding, dtype: Any, delta_dtype: Any = None
 ) -> Parts:
-    """The static half of `fused_step`.
+    """All that is static in `advance` and `encode`.
 
     Args:
       rule: the optimizer's rule.

@@ -14,7 +14,7 @@ from optax_sr8bit import state as states
 from optax_sr8bit.groups import group
 from optax_sr8bit.implementation import select
 from optax_sr8bit.in_place import InPlaceUpdate
-from optax_sr8bit.leaf import LeafSpec, step_group
+from optax_sr8bit.leaf import KERNEL_DTYPES, LeafSpec, step_group
 from optax_sr8bit.options import Options
 from optax_sr8bit.plan import LeafPlan, differences, named_leaves, plan_tree, shown
 from optax_sr8bit.rule import Definition, Rule
@@ -25,7 +25,7 @@ class Transformation(optax.GradientTransformationExtraArgs):
     """An `optax.GradientTransformationExtraArgs` that can also step the parameters itself.
 
     A 2-tuple as Optax wants it; to JAX a static value without leaves, so that `eqx.filter_jit` takes it as an argument.
-    Not to be differentiated: derivatives through rounding and codes are zero.
+    Not to be differentiated: derivatives through rounding and codes are zero on XLA, and an error in the kernel.
 
     Attributes:
       init: params -> state.
@@ -67,6 +67,8 @@ def build(definition: Definition, options: Options) -> Transformation:
     def advance(door: str, grads: Any, state: Any, params: Any) -> tuple[Any, Any]:
         plans = _check(rule, options, grads, state, params)
         implementation, _ = select(options.implementation)
+        if options.implementation == "triton":
+            _check_kernel(params, grads)
         hyper = hyperparameters.evaluate(definition.hyperparameters, state.count)
         control = _control(rule, hyper, state.seed, state.count)
         leaves, structure = jax.tree.flatten(params)
@@ -164,6 +166,22 @@ def _check_grads(grads: Any, plans: list[LeafPlan]) -> None:
     ]
     if shapes:
         raise ValueError("gradients and parameters differ in shape; " + "; ".join(shapes))
+
+
+def _check_kernel(params: Any, grads: Any) -> None:
+    """Raises a NotImplementedError where the kernel was asked for and cannot step a leaf, as far as can be seen."""
+    for (name, leaf), (_, grad) in zip(named_leaves(params), named_leaves(grads), strict=True):
+        if jnp.dtype(grad.dtype) not in KERNEL_DTYPES:
+            raise NotImplementedError(
+                f"implementation='triton': {shown(name)} has a gradient in {grad.dtype}; cast it to float32, or pass "
+                "implementation='xla' or None"
+            )
+        sharding = getattr(leaf, "sharding", None) or getattr(jax.typeof(leaf), "sharding", None)
+        if isinstance(sharding, jax.sharding.Sharding) and not sharding.is_fully_replicated:
+            raise NotImplementedError(
+                f"implementation='triton': {shown(name)} is sharded, and XLA cannot partition the kernel; pass "
+                "implementation='xla' or None"
+            )
 
 
 def _check_manual(params: Any) -> None:

@@ -154,7 +154,7 @@ def machine(monkeypatch):
 
 
 OBSTACLES = {
-    "jax-triton is not installed": dict(version=None),
+    "jax-triton is not installed" if sys.version_info >= (3, 12) else "needs Python 3.12": dict(version=None),
     "jax-triton 0.3.1 is older than": dict(version="0.3.1"),
     "no CUDA GPU": dict(capabilities=()),
     "compute capability 7.5": dict(capabilities=((7, 5), (9, 0))),

@@ -56,7 +56,8 @@ def conditions(record: dict[str, Any]) -> str:
     if record.get("optax_sr8bit"):
         versions["optax_sr8bit"] = record["optax_sr8bit"]
     copies = [row["copy_gb_per_s"] for row in record["rows"] if "copy_gb_per_s" in row]
-    told = [record["device"] + (f", driver {record['driver']}" if record.get("driver") else "")]
+    names = ", ".join(dict.fromkeys(row["shapes"] for row in record["rows"]))
+    told = [f"{names}: {record['device']}" + (f", driver {record['driver']}" if record.get("driver") else "")]
     told.append(", ".join(f"{name} {version}" for name, version in versions.items()))
     told.append(f"commit {record['commit'] or 'unknown'}")
     if copies:

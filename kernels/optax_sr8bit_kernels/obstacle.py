@@ -3,6 +3,7 @@
 import functools
 import importlib.metadata
 import re
+import sys
 
 import jax
 
@@ -13,17 +14,7 @@ CAPABILITY = (8, 0)  # of a GPU: bfloat16 arithmetic, minima and maxima that pro
 @functools.cache
 def triton_obstacle() -> str | None:
     """What keeps the Triton kernel from running on this machine's default GPU, in words; None where nothing does."""
-    return _packages() or _devices()
-
-
-def _packages() -> str | None:
-    try:
-        version = importlib.metadata.version("jax-triton")
-    except importlib.metadata.PackageNotFoundError:
-        return "jax-triton is not installed; pip install 'optax-sr8bit[gpu]'"
-    if tuple(map(int, re.findall(r"\d+", version)[:3])) < OLDEST:
-        return f"jax-triton {version} is older than {'.'.join(map(str, OLDEST))}"
-    return None
+    return _devices() or _packages()
 
 
 def _devices() -> str | None:
@@ -32,6 +23,18 @@ def _devices() -> str | None:
         return "JAX sees no CUDA GPU"
     if found[0] < CAPABILITY:
         return f"the GPU has compute capability {'.'.join(map(str, found[0]))}, the kernel needs 8.0"
+    return None
+
+
+def _packages() -> str | None:
+    try:
+        version = importlib.metadata.version("jax-triton")
+    except importlib.metadata.PackageNotFoundError:
+        if sys.version_info < (3, 12):
+            return "jax-triton needs Python 3.12 or newer"
+        return "jax-triton is not installed; pip install 'optax-sr8bit[gpu]'"
+    if tuple(map(int, re.findall(r"\d+", version)[:3])) < OLDEST:
+        return f"jax-triton {version} is older than {'.'.join(map(str, OLDEST))}; pip install -U jax-triton"
     try:
         import jax_triton  # noqa: F401  # pyright: ignore[reportMissingImports]
     except Exception as error:  # whatever an optional package raises, XLA can run the step

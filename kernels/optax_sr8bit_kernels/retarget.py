@@ -33,7 +33,6 @@ def _key(value: Any) -> Any:
     return tuple(map(_key, value)) if isinstance(value, tuple) else getattr(value, "cache_key", value)
 
 
-@functools.cache
 def to_triton(part: Any) -> Any:
     """A static part of a kernel as Triton takes it.
 
@@ -46,6 +45,7 @@ def to_triton(part: Any) -> Any:
 
     Raises:
       ImportError: without Triton.
+      TypeError: for a function with defaults or a closure, which Triton would not see.
     """
     if isinstance(part, tuple):
         if any(map(callable, part)):
@@ -58,6 +58,7 @@ def to_triton(part: Any) -> Any:
     return _function(part) if callable(part) else part
 
 
+@functools.cache  # by identity: one device function for each, as the kernels' caches expect
 def _function(function: Callable) -> Any:
     import triton
 
@@ -65,12 +66,18 @@ def _function(function: Callable) -> Any:
 
     if function.__module__ == names.__name__:
         return getattr(triton_names, function.__name__)
+    if function.__closure__ or function.__defaults__ or function.__kwdefaults__:
+        raise TypeError(
+            f"{function.__qualname__} is no tile function: it has defaults or a closure, which a Triton kernel does "
+            "not see. Make them arguments or constants of its module, or pass implementation='xla'"
+        )
     # Triton's interpreter patches the `triton.language` that it finds among the globals.
     swapped: dict[str, Any] = {"__name__": function.__module__, "tl": triton.language}
     for name in function.__code__.co_names:
-        if hasattr(triton_names, name):
-            swapped[name] = getattr(triton_names, name)
-        elif name in function.__globals__:
+        if name in function.__globals__:
             value = function.__globals__[name]
-            swapped[name] = to_triton(value) if callable(value) else triton.language.constexpr(value)
+            if value is getattr(names, name, None):
+                swapped[name] = getattr(triton_names, name)
+            else:
+                swapped[name] = to_triton(value) if callable(value) else triton.language.constexpr(value)
     return triton.jit(types.FunctionType(function.__code__, swapped, function.__name__))

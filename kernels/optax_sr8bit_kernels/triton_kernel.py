@@ -118,10 +118,11 @@ def offsets(at, extent, tiling: tl.constexpr, each: tl.constexpr):
         inside = here
     else:
         row, column = block_places(at, extent[1], tiling)
-        column = column.to(tl.int32) * tiling.block + lane
-        start = at[1].to(tl.int64) * extent[0]
-        offset = (row - at[1]).to(tl.int32) * extent[0] + column
-        inside = here & (column < extent[0])
+        ahead = (column - at[2]).to(tl.int32) * tiling.block + lane  # in the row; what precedes may exceed 32 bits
+        before = at[2].to(tl.int64) * tiling.block
+        start = at[1].to(tl.int64) * extent[0] + before
+        offset = (row - at[1]).to(tl.int32) * extent[0] + ahead
+        inside = here & (ahead < extent[0] - before)
     # A thread holds eight neighbours, of any dtype, so that all tensors of a tile share one layout.
     return start, tl.max_contiguous(offset, (1, 8 // each)), inside
 

@@ -19,7 +19,7 @@ class MomentCode:
     """How one moment is stored between steps. All functions are tile functions over float32 and uint32.
 
     Attributes:
-      encode: (x, absmax, word) -> uint32 code; word is the dither, a uniform uint32.
+      encode: (x, absmax, word) -> code, a byte in whatever the back end keeps it; word is the dither, a uniform uint32.
       decode: (code, scale) -> float32.
       scale: absmax -> what is kept of it per block, float32.
       floor: scale -> the least value that the second moment may take in a denominator, in the units of x.
