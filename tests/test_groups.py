@@ -1,11 +1,13 @@
 """Which leaves share a launch, how a launch covers them, and which back end is chosen, for every reason."""
 
+import dataclasses
 import importlib.metadata
 import itertools
 import math
 import sys
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from tables import ADAMW, BF16, F32, LION, small
@@ -200,6 +202,24 @@ def test_triton_that_cannot_run_is_refused_where_it_is_used(machine):
             use()
     with pytest.raises(NotImplementedError, match="no CUDA GPU"):
         sr8.explain(tx, params)
+
+
+def test_the_kernel_refuses_what_it_cannot_step(machine):
+    machine(devices=2)
+    tx, params = ADAMW(implementation="triton"), {"w": jnp.ones((16, 512), BF16)}
+    state = tx.init(params)
+    with pytest.raises(NotImplementedError, match=r"w has a gradient in float8_e4m3fn.*float32"):
+        tx.step({"w": params["w"].astype(jnp.float8_e4m3fn)}, state, params)
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), "d")
+    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("d"))
+    with pytest.raises(NotImplementedError, match=r"w is sharded"):
+        tx.step(params, state, jax.device_put(params, rows))
+
+
+def test_gradients_that_the_kernel_does_not_know_go_to_xla():
+    fits = {dtype: dataclasses.replace(spec(), grad_dtype=dtype).fits_kernel for dtype in (BF16, F32, np.float64)}
+    assert fits == {BF16: True, F32: True, np.float64: False}
+    assert not dataclasses.replace(spec(), delta_dtype=np.float64).fits_kernel
 
 
 def test_an_unknown_implementation_is_refused_by_the_factory():
