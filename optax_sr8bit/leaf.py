@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -74,8 +73,8 @@ def step_group(params, grads, codes, scales, control, names, *, spec: LeafSpec, 
       (per leaf the new parameter or update, per moment the new codes, per moment the new scales).
     """
     on_gpu = implementation == "triton" and spec.fits_kernel and params[0].size
-    step = _on_gpu(spec) if on_gpu else _on_xla(spec)
-    return step(params, grads, codes, scales, control, names)
+    step = _on_gpu if on_gpu else _on_xla
+    return step(params, grads, codes, scales, control, names, spec=spec)
 
 
 @functools.partial(jax.jit, static_argnames="spec")
@@ -94,33 +93,28 @@ def _step_leaf(param, grad, codes, scales, control, name, *, spec: LeafSpec):
     )
 
 
-@functools.cache
-def _on_xla(spec: LeafSpec) -> Callable:
-    def step(params, grads, codes, scales, control, names):
-        stepped = [
-            _step_leaf(
-                params[i],
-                grads[i],
-                tuple(moment[i] for moment in codes),
-                tuple(moment[i] for moment in scales),
-                control,
-                names[i],
-                spec=spec,
-            )
-            for i in range(len(params))
-        ]
-        results, new_codes, new_scales = zip(*stepped, strict=True)
-        return results, tuple(zip(*new_codes, strict=True)), tuple(zip(*new_scales, strict=True))
-
-    return step
+def _on_xla(params, grads, codes, scales, control, names, *, spec: LeafSpec):
+    stepped = [
+        _step_leaf(
+            params[i],
+            grads[i],
+            tuple(moment[i] for moment in codes),
+            tuple(moment[i] for moment in scales),
+            control,
+            names[i],
+            spec=spec,
+        )
+        for i in range(len(params))
+    ]
+    results, new_codes, new_scales = zip(*stepped, strict=True)
+    return results, tuple(zip(*new_codes, strict=True)), tuple(zip(*new_scales, strict=True))
 
 
-@functools.cache
-def _on_gpu(spec: LeafSpec) -> Callable:
+def _on_gpu(*operands, spec: LeafSpec):
     """The kernel where the program runs on a GPU; XLA elsewhere, and under `vmap`, which no kernel call knows."""
     from optax_sr8bit_kernels import triton_call
 
-    on_xla = _on_xla(spec)
+    on_xla = functools.partial(_on_xla, spec=spec)
 
     def on_triton(*operands):
         return triton_call.step_group(spec.parts(), *operands, result_dtype=spec.result_dtype, block=spec.block)
@@ -136,4 +130,4 @@ def _on_gpu(spec: LeafSpec) -> Callable:
         results = jax.vmap(on_xla, in_axes=axes)(*operands)
         return results, jax.tree.map(lambda _: True, results)
 
-    return step
+    return step(*operands)

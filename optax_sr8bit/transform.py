@@ -14,7 +14,7 @@ from optax_sr8bit import state as states
 from optax_sr8bit.groups import group
 from optax_sr8bit.implementation import select
 from optax_sr8bit.in_place import InPlaceUpdate
-from optax_sr8bit.leaf import KERNEL_DTYPES, LeafSpec, step_group
+from optax_sr8bit.leaf import LeafSpec, step_group
 from optax_sr8bit.options import Options
 from optax_sr8bit.plan import LeafPlan, differences, named_leaves, plan_tree, shown
 from optax_sr8bit.rule import Definition, Rule
@@ -67,8 +67,6 @@ def build(definition: Definition, options: Options) -> Transformation:
     def advance(door: str, grads: Any, state: Any, params: Any) -> tuple[Any, Any]:
         plans = _check(rule, options, grads, state, params)
         implementation, _ = select(options.implementation)
-        if options.implementation == "triton":
-            _check_kernel(params, grads)
         hyper = hyperparameters.evaluate(definition.hyperparameters, state.count)
         control = _control(rule, hyper, state.seed, state.count)
         leaves, structure = jax.tree.flatten(params)
@@ -78,6 +76,8 @@ def build(definition: Definition, options: Options) -> Transformation:
             delta = None if door != "update" else jnp.dtype(options.delta_dtype or grad.dtype)
             how = (plan.codec, plan.rounding, plan.block, plan.dtype, grad.dtype, delta)
             specs.append(LeafSpec(rule, rule.flags_for(decay), *how))
+        if options.implementation == "triton":
+            _check_kernel(plans, specs, leaves)
         moments, scales = ([getattr(state, f) for f in fields] for fields in rule.fields)
         old = [[jax.tree.leaves(tree) for tree in trees] for trees in (moments, scales)]
         new = [[[None] * len(plans) for _ in trees] for trees in old]
@@ -168,18 +168,18 @@ def _check_grads(grads: Any, plans: list[LeafPlan]) -> None:
         raise ValueError("gradients and parameters differ in shape; " + "; ".join(shapes))
 
 
-def _check_kernel(params: Any, grads: Any) -> None:
+def _check_kernel(plans: list[LeafPlan], specs: list[LeafSpec], leaves: list[jax.Array]) -> None:
     """Raises a NotImplementedError where the kernel was asked for and cannot step a leaf, as far as can be seen."""
-    for (name, leaf), (_, grad) in zip(named_leaves(params), named_leaves(grads), strict=True):
-        if jnp.dtype(grad.dtype) not in KERNEL_DTYPES:
+    for plan, spec, leaf in zip(plans, specs, leaves, strict=True):
+        if not spec.fits_kernel:
             raise NotImplementedError(
-                f"implementation='triton': {shown(name)} has a gradient in {grad.dtype}; cast it to float32, or pass "
-                "implementation='xla' or None"
+                f"implementation='triton': {shown(plan.name)} has a gradient in {spec.grad_dtype}; cast it to float32, "
+                "or pass implementation='xla' or None"
             )
         sharding = getattr(leaf, "sharding", None) or getattr(jax.typeof(leaf), "sharding", None)
         if isinstance(sharding, jax.sharding.Sharding) and not sharding.is_fully_replicated:
             raise NotImplementedError(
-                f"implementation='triton': {shown(name)} is sharded, and XLA cannot partition the kernel; pass "
+                f"implementation='triton': {shown(plan.name)} is sharded, and XLA cannot partition the kernel; pass "
                 "implementation='xla' or None"
             )
 

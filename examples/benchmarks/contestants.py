@@ -46,9 +46,8 @@ class Contestant:
         return optimizer.init, doors[self.door]
 
 
-def _adamw(door: str = "step", **keywords: Any) -> Contestant:
-    own = {"params": keywords.pop("params", jnp.bfloat16), "grads": keywords.pop("grads", jnp.bfloat16)}
-    return Contestant(lambda: sr8.adamw(1e-3, weight_decay=0.1, **keywords), door, **own)
+def _adamw(door: str = "step", grads: Any = jnp.bfloat16, **keywords: Any) -> Contestant:
+    return Contestant(lambda: sr8.adamw(1e-3, weight_decay=0.1, **keywords), door, grads=grads)
 
 
 def _lion(**keywords: Any) -> Contestant:

@@ -204,9 +204,7 @@ def advance_tile(
     place = (
         row,
         column + tl.arange(0, tiling.block)[None, :].to(tl.uint32),
-        row,
         column // 8 + tl.arange(0, tiling.block // 8)[None, :].to(tl.uint32),
-        row,
         column // 4 + tl.arange(0, tiling.block // 4)[None, :].to(tl.uint32),
     )
     stored, updated = parts.advance(widen(loaded[0]), widen(loaded[1]), codes, scales, place, values, address, parts)

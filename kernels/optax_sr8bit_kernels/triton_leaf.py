@@ -49,19 +49,7 @@ def integer_argument(column, place: tl.constexpr, index):
     elif INTERPRETED:
         return column[index]
     else:
-        return tl.inline_asm_elementwise(
-            f"""{{
-            .reg .b64 a;
-            mov.b64 a, step_leaves_param_{place};
-            mad.wide.s32 a, $1, 4, a;
-            ld.param.b32 $0, [a];
-            }}""",
-            "=r,r",
-            [index],
-            tl.int32,
-            is_pure=True,
-            pack=1,
-        )
+        return parameter(place, index, tl.int32, "=r,r")
 
 
 @triton.jit
@@ -72,17 +60,23 @@ def pointer_argument(column, place: tl.constexpr, index):
     elif INTERPRETED:
         return column[index]
     else:
-        address = tl.inline_asm_elementwise(
-            f"""{{
-            .reg .b64 a;
-            mov.b64 a, step_leaves_param_{place};
-            mad.wide.s32 a, $1, 8, a;
-            ld.param.b64 $0, [a];
-            }}""",
-            "=l,r",
-            [index],
-            tl.int64,
-            is_pure=True,
-            pack=1,
-        )
-        return tl.multiple_of(address.to(column[0].dtype), 16)
+        return tl.multiple_of(parameter(place, index, tl.int64, "=l,r").to(column[0].dtype), 16)
+
+
+@triton.jit
+def parameter(place: tl.constexpr, index, dtype: tl.constexpr, registers: tl.constexpr):
+    """The kernel's parameter that lies `index` places behind the `place`-th, all of them of one dtype."""
+    bits: tl.constexpr = dtype.primitive_bitwidth
+    return tl.inline_asm_elementwise(
+        f"""{{
+        .reg .b64 a;
+        mov.b64 a, step_leaves_param_{place};
+        mad.wide.s32 a, $1, {bits // 8}, a;
+        ld.param.b{bits} $0, [a];
+        }}""",
+        registers,
+        [index],
+        dtype.value,  # Triton 3.6 takes no constexpr there
+        is_pure=True,
+        pack=1,
+    )

@@ -1,6 +1,6 @@
 """The names of `names`, as Triton understands them. Imported late: Triton is optional.
 
-A place is (row, column, row of every eighth, column // 8 of every eighth, the same two of every fourth): what eight or
+A place is (row of each block, column, column // 8 of every eighth element, column // 4 of every fourth): what eight or
 four elements share is computed once for them.
 """
 
@@ -116,7 +116,7 @@ def ratio(top, x):
 @triton.jit
 def halves(draw, words, place):
     """16 bits for each element, of which eight neighbours in a row share one call of `draw`."""
-    w0, w1, w2, w3 = draw(words, place[2], place[3])
+    w0, w1, w2, w3 = draw(words, place[0], place[2])
     low = tl.join(tl.join(w0 & 0xFFFF, w2 & 0xFFFF), tl.join(w1 & 0xFFFF, w3 & 0xFFFF))
     high = tl.join(tl.join(w0 >> 16, w2 >> 16), tl.join(w1 >> 16, w3 >> 16))
     r = tl.join(low, high)
@@ -126,7 +126,7 @@ def halves(draw, words, place):
 @triton.jit
 def quarters(draw, words, place):
     """A uint32 word for each element, of which four neighbours in a row share one call of `draw`."""
-    w0, w1, w2, w3 = draw(words, place[4], place[5])
+    w0, w1, w2, w3 = draw(words, place[0], place[3])
     r = tl.join(tl.join(w0, w2), tl.join(w1, w3))
     return tl.reshape(r, [r.shape[0], r.shape[1] * 4])
 
