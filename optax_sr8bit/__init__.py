@@ -1,5 +1,6 @@
 """BF16 training in JAX with 8-bit optimizer moments and stochastic rounding."""
 
+from optax_sr8bit import checkpoint as checkpoint
 from optax_sr8bit import codecs as codecs
 from optax_sr8bit import rounding as rounding
 from optax_sr8bit.optimizers import AdamState as AdamState

@@ -92,7 +92,7 @@ def check_format(state: Any, plans: list[LeafPlan], options: Options) -> None:
         raise ValueError(
             "the state was built with other options than this optimizer's: "
             + "; ".join(wrong)
-            + ". Build the optimizer with the state's options, or the state with tx.init"
+            + ". Convert it with sr8.checkpoint.convert(state, tx, params), or build the optimizer with its options"
         )
 
 
@@ -122,5 +122,6 @@ def check_leaves(rule: Rule, state: Any, plans: list[LeafPlan]) -> None:
         raise ValueError(
             "the state does not belong to these parameters and options: "
             + "; ".join(wrong)
-            + ". Build it with tx.init(params), or give the optimizer the options that it was built with"
+            + ". If codec, block_size or min_8bit_size have changed, sr8.checkpoint.convert(state, tx, params) "
+            "continues it; else give the optimizer the options that it was built with, or build it with tx.init(params)"
         )

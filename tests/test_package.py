@@ -43,6 +43,7 @@ LAYERS = [
     "wrappers",
     "report",
     "optimizers",
+    "checkpoint",
 ]
 
 

@@ -1,0 +1,128 @@
+"""The moments of a leaf as they are stored, and from one codec and block to another."""
+
+import dataclasses
+import functools
+import types
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
+
+from optax_sr8bit import bits
+from optax_sr8bit.codecs import Codec, Float32
+from optax_sr8bit_kernels.names import block_max, finite, maximum
+from optax_sr8bit_kernels.xla import into_blocks, out_of_blocks
+
+FLOAT32 = Float32()
+
+# By field of a state, whether a moment's code has a sign; averages of squares have none.
+SIGNED: Mapping[str, bool] = types.MappingProxyType({"mu": True, "nu": False})
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How the moments of one leaf are stored.
+
+    Attributes:
+      shape: of the leaf.
+      codec: of the moments.
+      block: elements a scale, or None without scales.
+      dtypes: per moment the dtype of its codes: uint8, or that of moments that are not quantised.
+    """
+
+    shape: tuple[int, ...]
+    codec: Codec
+    block: int | None
+    dtypes: tuple[Any, ...]
+
+    @property
+    def scale_shape(self) -> tuple[int, ...]:
+        """Shape of the scales, as in a state: one unused a row for moments that are not quantised."""
+        if not self.shape:
+            return ()
+        return (*self.shape[:-1], 1 if self.block is None else -(-self.shape[-1] // self.block))
+
+    def same_bits(self, other: "Layout") -> bool:
+        """Whether equal bytes mean equal moments; a codec is its number, since dither does not matter to a decoder."""
+        mine, theirs = ((x.codec.number, x.block, x.dtypes) for x in (self, other))
+        return mine == theirs
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaf:
+    """The moments of one leaf.
+
+    Attributes:
+      layout: how they are stored.
+      codes: per moment an array of the leaf's shape.
+      scales: per moment float32 [..., ceil(n / block)]; where there is no block unused ones, or none at all.
+    """
+
+    layout: Layout
+    codes: tuple[Any, ...]
+    scales: tuple[Any, ...]
+
+
+def convert_leaf(leaf: Leaf, target: Layout, moments: tuple[str, ...]) -> Leaf:
+    """The moments in another layout: the same arrays where it is the same, else rounded to the nearest code.
+
+    Args:
+      leaf: what there is.
+      target: how it is wanted, of the same shape.
+      moments: their names, which say which have a sign.
+
+    Returns:
+      The moments in that layout.
+    """
+    if leaf.layout.same_bits(target):
+        unused = (jnp.zeros(target.scale_shape, jnp.float32) for _ in moments)
+        return Leaf(target, leaf.codes, leaf.scales or tuple(unused))
+    signs = tuple(SIGNED[name] for name in moments)
+    scales = leaf.scales if leaf.layout.block is not None else ()
+    codes, scales = (tuple(map(_on_auto_axes, arrays)) for arrays in (leaf.codes, scales))
+    return Leaf(target, *_recode(codes, scales, source=leaf.layout, target=target, signs=signs))
+
+
+def _on_auto_axes(x: Any) -> Any:
+    """The same pieces of an array where XLA decides on shardings: it may gather a row that is cut within a block."""
+    sharding: Any = getattr(x, "sharding", None)
+    if AxisType.Explicit not in getattr(getattr(sharding, "mesh", None), "axis_types", ()):
+        return x
+    mesh = Mesh(sharding.mesh.devices, sharding.mesh.axis_names)
+    return jax.device_put(x, NamedSharding(mesh, sharding.spec, memory_kind=sharding.memory_kind))
+
+
+@functools.partial(jax.jit, static_argnames=("source", "target", "signs"))
+def _recode(codes: Any, scales: Any, *, source: Layout, target: Layout, signs: tuple[bool, ...]) -> tuple[Any, Any]:
+    values = codes
+    if source.block is not None:
+        decoders = [source.codec.code(signed) for signed in signs]
+        values = tuple(
+            out_of_blocks(
+                code.decode(into_blocks(c.astype(jnp.uint32), source.block, code.zero), jnp.expand_dims(s, -1)),
+                source.shape[-1],
+            )
+            for code, c, s in zip(decoders, codes, scales, strict=True)
+        )
+    values = tuple(x.astype(jnp.float32) for x in values)
+    if target.block is None:
+        scales = tuple(jnp.zeros(target.scale_shape, jnp.float32) for _ in values)
+        return tuple(x.astype(dtype) for x, dtype in zip(values, target.dtypes, strict=True)), scales
+    return _encode(finite(values), target, signs)
+
+
+def _encode(values: tuple[Any, ...], target: Layout, signs: tuple[bool, ...]) -> tuple[Any, Any]:
+    """As a step ends, without dither: a conversion is made once, so that nothing can stall for it."""
+    assert target.block is not None
+    codes, scales = [], []
+    for x, signed in zip(values, signs, strict=True):
+        code = target.codec.code(signed)
+        tiles = into_blocks(x, target.block)
+        absmax = maximum(block_max((tiles,))[0], np.float32(code.tiny))
+        word = bits.half_code((), (jnp.zeros(tiles.shape, jnp.uint32),))
+        codes.append(out_of_blocks(code.encode(tiles, absmax, word), target.shape[-1]).astype(jnp.uint8))
+        scales.append(jnp.squeeze(code.scale(absmax), -1))
+    return tuple(codes), tuple(scales)

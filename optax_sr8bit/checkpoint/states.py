@@ -1,0 +1,219 @@
+"""What a state holds, whoever built it: found within chains and wrappers, checked, taken apart into leaves."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.core import Tracer
+
+from optax_sr8bit.checkpoint.moments import FLOAT32, SIGNED, Layout, Leaf
+from optax_sr8bit.codecs import CODECS, Codec
+from optax_sr8bit.plan import named_leaves, shown
+from optax_sr8bit.seeds import noise_name
+from optax_sr8bit.state import VERSION
+
+# Optax's states with moments, and the fields that hold them.
+OPTAX = {optax.ScaleByAdamState: ("mu", "nu"), optax.ScaleByLionState: ("mu",)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Moments:
+    """The state of one optimizer, by leaf.
+
+    Attributes:
+      kind: the name of its type.
+      names: of its moments, the fields of a state.
+      count: int32, the steps taken; for a template whatever it was initialised with.
+      seed: uint32[2], or None where the state has none.
+      leaves: by the name that also addresses a leaf's noise.
+    """
+
+    kind: str
+    names: tuple[str, ...]
+    count: np.ndarray
+    seed: np.ndarray | None
+    leaves: dict[str, Leaf]
+
+
+def has_moments(x: Any) -> bool:
+    """Whether x itself is a state with moments: one of this library's, or Optax's of Adam or Lion."""
+    return _is_ours(x) or isinstance(x, tuple(OPTAX))
+
+
+def moment_fields(state: Any) -> tuple[str, ...]:
+    """The fields of a state that hold its moments."""
+    if _is_ours(state):
+        return tuple(field for field in state._fields if field + "_scale" in state._fields)
+    return next(fields for kind, fields in OPTAX.items() if isinstance(state, kind))
+
+
+def find(tree: Any, what: str) -> Any:
+    """The one state with moments in a tree.
+
+    Raises:
+      ValueError: where there is none, or more than one.
+    """
+    found = [
+        (jax.tree_util.keystr(path), leaf)
+        for path, leaf in jax.tree_util.tree_flatten_with_path(tree, is_leaf=has_moments)[0]
+        if has_moments(leaf)
+    ]
+    if not found:
+        raise ValueError(
+            f"{what}, {_kind(tree)}, holds no state with moments: none of optax_sr8bit, no ScaleByAdamState and no "
+            "ScaleByLionState of Optax. Restore a checkpoint into the structure that it was saved from, "
+            "jax.eval_shape(tx.init, params) of the old optimizer, before it is converted"
+        )
+    if len(found) > 1:
+        places = ", ".join(f"{type(state).__name__} at {path or 'its root'}" for path, state in found)
+        raise ValueError(f"{what} holds more than one state with moments: {places}. Convert them one by one")
+    return found[0][1]
+
+
+def read(state: Any, what: str, known: Mapping[int, Codec] | None = None) -> Moments:
+    """Takes a state with moments apart.
+
+    Args:
+      state: for which `has_moments`; codes and scales may be abstract, count, seed and format may not.
+      what: it is, for messages.
+      known: codecs by their numbers, beside those of the library.
+
+    Raises:
+      TypeError: where what must be concrete is not.
+      ValueError: where the state contradicts itself; names every array that does.
+    """
+    ours, kind, names = _is_ours(state), type(state).__name__, moment_fields(state)
+    small = [state.count, state.seed, state.format] if ours else [state.count]
+    if any(isinstance(x, Tracer | jax.ShapeDtypeStruct) for x in small):
+        raise TypeError(
+            f"{what}: count, seed and format of the {kind} must be concrete, since they say what its bytes mean. "
+            "Convert outside of jit, vmap and eval_shape, and restore the checkpoint first"
+        )
+    unknown = [name for name in names if name not in SIGNED]
+    if unknown:
+        raise ValueError(f"{what}: no code is known for the moments {unknown} of {kind}; they cannot be converted")
+    count = np.asarray(state.count)
+    if count.ndim:
+        raise ValueError(
+            f"{what}: the {kind} is an ensemble's, its count is {list(count.shape)}. Convert the members one by one: "
+            "jax.tree.map(lambda x: x[i], state)"
+        )
+    if count.dtype.kind not in "iu" or count < 0:
+        raise ValueError(f"{what}: count must be a non-negative integer, is {count.dtype} {count}")
+    trees = [by_name(getattr(state, name), f"{what}: {kind}.{name}") for name in names]
+    _same_leaves(f"{what}: {kind}", names[0], trees[0], names, trees)
+    if not ours:
+        leaves = _float_leaves(what, names, trees)
+        return Moments(kind, names, count.astype(np.int32), None, leaves)
+    fields = [name + "_scale" for name in names]
+    scales = [by_name(getattr(state, field), f"{what}: {kind}.{field}") for field in fields]
+    _same_leaves(f"{what}: {kind}", names[0], trees[0], fields, scales)
+    seed = np.asarray(state.seed)
+    if seed.shape != (2,) or seed.dtype != np.uint32:
+        raise ValueError(f"{what}: seed must be uint32[2], is {seed.dtype}{list(seed.shape)}")
+    codecs = {codec.number: codec for codec in CODECS.values()} | dict(known or {})
+    leaves = _coded_leaves(np.asarray(state.format), what, names, trees, scales, codecs)
+    return Moments(kind, names, count.astype(np.int32), seed, leaves)
+
+
+def by_name(tree: Any, what: str) -> dict[str, Any]:
+    """The leaves of a tree by the names that address their noise, in order.
+
+    Raises:
+      ValueError: where two leaves have the same name, or a leaf is no array.
+    """
+    leaves = [(noise_name(name), leaf) for name, leaf in named_leaves(tree)]
+    names = [name for name, _ in leaves]
+    twins = sorted({shown(name) for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+    if twins:
+        raise ValueError(f"{what} has leaves whose paths coincide: {', '.join(twins)}; rename them")
+    bare = [shown(name) for name, leaf in leaves if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype"))]
+    if bare:
+        raise ValueError(f"{what} has leaves that are no arrays: {', '.join(bare)}")
+    return dict(leaves)
+
+
+def difference(found: Iterable[str], expected: Iterable[str]) -> str:
+    """In words how two sets of leaves differ; empty where they do not."""
+    found, expected = set(found), set(expected)
+    parts = (("missing", expected - found), ("not expected", found - expected))
+    return "; ".join(f"{word}: {', '.join(map(shown, sorted(names)))}" for word, names in parts if names)
+
+
+def _is_ours(x: Any) -> bool:
+    fields = getattr(x, "_fields", ()) if isinstance(x, tuple) else ()
+    return {"count", "seed", "format"} <= set(fields) and any(field + "_scale" in fields for field in fields)
+
+
+def _kind(tree: Any) -> str:
+    keys = f" of {sorted(map(str, tree))}" if isinstance(tree, Mapping) else ""
+    return f"a {type(tree).__name__}{keys}"
+
+
+def _same_leaves(
+    what: str, name: str, first: Iterable[str], fields: Iterable[str], trees: list[dict[str, Any]]
+) -> None:
+    for field, tree in zip(fields, trees, strict=True):
+        if wrong := difference(tree, first):
+            raise ValueError(f"{what}.{field} has other leaves than {name}; {wrong}")
+
+
+def _float_leaves(what: str, names: tuple[str, ...], trees: list[dict[str, Any]]) -> dict[str, Leaf]:
+    leaves, wrong = {}, []
+    for name, first in trees[0].items():
+        arrays = tuple(tree[name] for tree in trees)
+        for field, array in zip(names, arrays, strict=True):
+            if not jnp.issubdtype(array.dtype, jnp.floating) or tuple(array.shape) != tuple(first.shape):
+                wrong.append(f"{field}/{name} is {array.dtype}{list(array.shape)}, expected floats {list(first.shape)}")
+        layout = Layout(tuple(first.shape), FLOAT32, None, tuple(jnp.dtype(array.dtype) for array in arrays))
+        leaves[name] = Leaf(layout, arrays, ())
+    _raise(what, wrong)
+    return leaves
+
+
+def _coded_leaves(
+    form: np.ndarray,
+    what: str,
+    names: tuple[str, ...],
+    trees: list[dict[str, Any]],
+    scales: list[dict[str, Any]],
+    codecs: Mapping[int, Codec],
+) -> dict[str, Leaf]:
+    if form.shape != (2 + len(trees[0]),):
+        raise ValueError(f"{what}: format is {list(form.shape)}, but there are {len(trees[0])} leaves: of another tree")
+    if form[0] != VERSION:
+        raise ValueError(f"{what}: format version {form[0]}, this library reads version {VERSION}")
+    if not 5 <= form[1] <= 11:
+        raise ValueError(f"{what}: format gives blocks of 2**{form[1]} elements; no optimizer has built it")
+    leaves, wrong = {}, []
+    for (name, first), number in zip(trees[0].items(), form[2:].tolist(), strict=True):
+        shape, codec = tuple(first.shape), codecs.get(number)
+        if codec is None:
+            wrong.append(f"{shown(name)} has codec number {number}, of no codec of the library nor of tx")
+            continue
+        if codec.blockwise and not shape:
+            wrong.append(f"{shown(name)} is a scalar with codec {codec.name}")
+            continue
+        block = min(2 ** int(form[1]), shape[-1]) if codec.blockwise else None
+        dtype = jnp.dtype(jnp.uint8 if codec.blockwise else jnp.float32)
+        layout = Layout(shape, codec, block, (dtype,) * len(names))
+        kept = Leaf(layout, tuple(tree[name] for tree in trees), tuple(scale[name] for scale in scales))
+        expected = [(f, a, shape, dtype) for f, a in zip(names, kept.codes, strict=True)]
+        expected += [(f + "_scale", a, layout.scale_shape, np.float32) for f, a in zip(names, kept.scales, strict=True)]
+        for field, array, wanted, kind in expected:
+            if tuple(array.shape) != wanted or array.dtype != kind:
+                wrong.append(
+                    f"{field}/{name} is {array.dtype}{list(array.shape)}, expected {jnp.dtype(kind)}{list(wanted)}"
+                )
+        leaves[name] = kept
+    _raise(what, wrong)
+    return leaves
+
+
+def _raise(what: str, wrong: list[str]) -> None:
+    if wrong:
+        raise ValueError(f"{what} contradicts itself, it is damaged or mixed up: " + "; ".join(wrong))

@@ -1,0 +1,199 @@
+"""The state that a conversion builds: laid out by the new optimizer, filled with the old one's moments."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.core import Tracer
+from jax.sharding import NamedSharding, PartitionSpec
+
+from optax_sr8bit.checkpoint.moments import Layout, convert_leaf
+from optax_sr8bit.checkpoint.states import (
+    Moments,
+    by_name,
+    difference,
+    find,
+    has_moments,
+    moment_fields,
+    read,
+)
+from optax_sr8bit.codecs import Codec
+from optax_sr8bit.plan import plan_tree, shown
+from optax_sr8bit.transform import Transformation
+
+# States of Optax that count the steps of a schedule beside others, and would begin it again if they stayed fresh.
+INJECTED = (optax.InjectHyperparamsState, optax.InjectStatefulHyperparamsState)
+NOTHING = object()
+
+
+class Target:
+    """What `tx.init(params)` would be.
+
+    Attributes:
+      moments: its moments, whose arrays are abstract.
+    """
+
+    moments: Moments
+
+    def __init__(self, tx: optax.GradientTransformation, params: Any):
+        """Lays the state out; computes nothing but its small parts.
+
+        Raises:
+          TypeError: for a tx that is no transformation, and traced params.
+          ValueError: where its state has no moments, or several optimizers'.
+        """
+        if not (hasattr(tx, "init") and hasattr(tx, "update")):
+            raise TypeError(f"tx must be an optimizer, got a {type(tx).__name__}; pass what optax.adamw(...) returns")
+        if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(params)):
+            raise TypeError("params are traced; convert outside of jit, vmap and grad")
+        self._params = params
+        self._template, self._fresh = _laid_out(tx, params)
+        state = find(self._template, "what tx.init builds")
+        small = find(self._fresh, "what tx.init builds")
+        whole = small._replace(**{field: getattr(state, field) for field in _big_fields(state)})
+        self.moments = read(whole, "what tx.init builds", codecs_of(tx, params))
+
+    def check(self, source: Moments) -> None:
+        """Raises a ValueError where the moments of another state do not fit, which names every one that does not."""
+        mine = self.moments
+        if source.names != mine.names:
+            raise ValueError(
+                f"{source.kind} has the moments {', '.join(source.names)}, {mine.kind} needs {', '.join(mine.names)}: "
+                "they average other things, and one optimizer cannot continue another. Start with tx.init(params), or "
+                "pass a tx of the old kind"
+            )
+        if wrong := difference(source.leaves, mine.leaves):
+            raise ValueError(
+                f"the moments of {source.kind} are of other leaves than those of tx and params; {wrong}. Rename the "
+                "leaves of the state, or pass the parameters that it was trained with"
+            )
+        shapes = [
+            f"{shown(name)} is {list(source.leaves[name].layout.shape)}, expected {list(leaf.layout.shape)}"
+            for name, leaf in mine.leaves.items()
+            if source.leaves[name].layout.shape != leaf.layout.shape
+        ]
+        if shapes:
+            raise ValueError("moments and parameters differ in shape: " + "; ".join(shapes))
+
+    def fill(self, source: Moments, others: Any = NOTHING) -> Any:
+        """The state with the source's count, seed and moments.
+
+        Args:
+          source: checked.
+          others: a state whose parts beside the moments are kept where they are alike.
+        """
+        names, template = self.moments.names, find(self._fresh, "what tx.init builds")
+        at = by_name(self._params, "params")
+        columns: dict[str, list[Any]] = {field: [] for field in _big_fields(template)}
+        for name, wanted in self.moments.leaves.items():
+            leaf = source.leaves[name]
+            codes, scales = (_placed_like(at.get(name), arrays, wanted.layout) for arrays in (leaf.codes, leaf.scales))
+            new = convert_leaf(type(leaf)(leaf.layout, codes, scales), wanted.layout, names)
+            codes, scales = (_placed_like(at.get(name), arrays, wanted.layout) for arrays in (new.codes, new.scales))
+            for i, field in enumerate(names):
+                columns[field].append(codes[i])
+                if field + "_scale" in columns:
+                    columns[field + "_scale"].append(scales[i])
+        built = find(self._template, "what tx.init builds")
+        fields = {
+            field: jax.tree.unflatten(jax.tree.structure(getattr(built, field)), column)
+            for field, column in columns.items()
+        }
+        fields["count"] = jnp.asarray(source.count, built.count.dtype)
+        if hasattr(template, "seed"):
+            fields["seed"] = jnp.asarray(np.asarray(template.seed) if source.seed is None else source.seed)
+            fields["format"] = jnp.asarray(np.asarray(template.format))
+        return _graft(self._fresh, others, template._replace(**fields), source.count)
+
+
+def _big_fields(state: Any) -> list[str]:
+    return [name for name in state._fields for field in moment_fields(state) if name in (field, field + "_scale")]
+
+
+def _laid_out(tx: optax.GradientTransformation, params: Any) -> tuple[Any, Any]:
+    """`tx.init(params)` in shapes and dtypes, and in arrays but for the moments, which are never allocated."""
+    whole = None
+
+    def init(params: Any) -> Any:
+        nonlocal whole
+        state = tx.init(params)
+        whole = jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), jnp.result_type(x)), state)
+        find(whole, "what tx.init builds")
+        bare = lambda x: x._replace(**dict.fromkeys(_big_fields(x))) if has_moments(x) else x  # noqa: E731
+        return jax.tree.map(bare, state, is_leaf=has_moments)
+
+    leaves = jax.tree.leaves(params)
+    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
+        fresh = jax.jit(lambda: init(params))()
+        return whole, fresh
+    devices = {frozenset(leaf.sharding.device_set) for leaf in leaves if isinstance(leaf, jax.Array)}
+    fresh = (jax.jit(init) if len(devices) <= 1 else init)(params)
+    return whole, fresh
+
+
+def codecs_of(tx: Any, params: Any) -> Mapping[int, Codec]:
+    """The codecs that a tx of this library uses, among which may be the user's own."""
+    if not isinstance(tx, Transformation):
+        return {}
+    return {plan.codec.number: plan.codec for plan in plan_tree(params, tx.options)}
+
+
+def _placed_like(param: Any, arrays: tuple[Any, ...], layout: Layout) -> tuple[Any, ...]:
+    """Arrays of a leaf, codes or scales, sharded as its parameter, or where they are if that is nowhere in particular.
+
+    The last axis of scales is cut only where their number divides.
+    """
+    sharding = getattr(param, "sharding", None)
+    abstract = isinstance(getattr(sharding, "mesh", None), jax.sharding.AbstractMesh)
+    if sharding is None or abstract or (len(sharding.device_set) == 1 and not getattr(param, "committed", False)):
+        return tuple(map(jnp.asarray, arrays))
+    return tuple(jax.device_put(x, _sharding_for(sharding, tuple(np.shape(x)), layout.shape)) for x in arrays)
+
+
+def _sharding_for(sharding: Any, shape: tuple[int, ...], leaf: tuple[int, ...]) -> Any:
+    if shape == leaf or not isinstance(sharding, NamedSharding) or len(sharding.spec) < len(shape):
+        return sharding
+    last = sharding.spec[-1]
+    names = () if last is None else (last,) if isinstance(last, str) else tuple(last)
+    if shape[-1] % math.prod(sharding.mesh.shape[name] for name in names) == 0:
+        return sharding
+    return NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[:-1], None), memory_kind=sharding.memory_kind)
+
+
+def _graft(fresh: Any, old: Any, state: Any, count: np.ndarray) -> Any:
+    """`fresh` with its state of moments replaced, alike parts of `old` kept, and schedules where the count is."""
+    if has_moments(fresh):
+        return state
+    # A schedule's own state is nothing but a count.
+    if isinstance(fresh, INJECTED) or getattr(fresh, "_fields", ()) == ("count",):
+        fresh = fresh._replace(count=jnp.asarray(count, jnp.asarray(fresh.count).dtype))
+    if not _holds_moments(fresh) and _alike(fresh, old):
+        return old
+    children, node = _one_level(fresh)
+    if len(children) == 1 and children[0] is fresh:
+        return fresh
+    theirs, their_node = _one_level(old)
+    if node != their_node or has_moments(old):
+        theirs = [NOTHING] * len(children)
+    grafted = [_graft(child, other, state, count) for child, other in zip(children, theirs, strict=True)]
+    return jax.tree.unflatten(node, grafted)
+
+
+def _one_level(x: Any) -> tuple[list[Any], Any]:
+    return jax.tree.flatten(x, is_leaf=lambda y: y is not x)
+
+
+def _holds_moments(x: Any) -> bool:
+    return any(map(has_moments, jax.tree.leaves(x, is_leaf=has_moments)))
+
+
+def _alike(fresh: Any, old: Any) -> bool:
+    """Whether two states have the same structure, shapes and dtypes."""
+    if old is NOTHING or jax.tree.structure(fresh) != jax.tree.structure(old):
+        return False
+    pairs = zip(jax.tree.leaves(fresh), jax.tree.leaves(old), strict=True)
+    return all(np.shape(a) == np.shape(b) and jnp.result_type(a) == jnp.result_type(b) for a, b in pairs)
