@@ -10,6 +10,7 @@ from optax_sr8bit.optimizers import adamw as adamw
 from optax_sr8bit.optimizers import lion as lion
 from optax_sr8bit.report import check as check
 from optax_sr8bit.report import explain as explain
+from optax_sr8bit.state_shardings import shardings as shardings
 from optax_sr8bit.transform import Transformation as Transformation
 from optax_sr8bit.wrappers import chain as chain
 from optax_sr8bit.wrappers import inject_hyperparams as inject_hyperparams

@@ -1,7 +1,5 @@
 """Which back end runs a step, and why."""
 
-import jax
-
 from optax_sr8bit_kernels.obstacle import triton_obstacle
 
 IMPLEMENTATIONS = (None, "xla", "triton")
@@ -25,9 +23,4 @@ def select(asked: str | None) -> tuple[str, str]:
         return "triton", "asked for"
     if obstacle:
         return "xla", obstacle
-    if jax.device_count() > 1:
-        return "xla", (
-            "several devices, over which XLA cannot partition the kernel; with one in CUDA_VISIBLE_DEVICES, or with "
-            "implementation='triton' where nothing is sharded, the kernel runs"
-        )
     return "triton", "the fused kernel"

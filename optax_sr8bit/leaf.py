@@ -6,12 +6,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from optax_sr8bit import tile
+from optax_sr8bit import partition, tile
 from optax_sr8bit.codecs import Codec
 from optax_sr8bit.rounding import Rounding
 from optax_sr8bit.rule import Rule
 from optax_sr8bit_kernels import xla
+from optax_sr8bit_kernels.launch import layout
+from optax_sr8bit_kernels.shard import Shard
 
 KERNEL_DTYPES = {jnp.dtype(name) for name in ("bfloat16", "float16", "float32")}
 
@@ -55,8 +58,8 @@ class LeafSpec:
         return tile.parts(self.rule, self.flags, self.codec, self.rounding, self.dtype, self.delta_dtype)
 
 
-@functools.partial(jax.jit, static_argnames=("spec", "implementation"))
-def step_group(params, grads, codes, scales, control, names, *, spec: LeafSpec, implementation: str):
+@functools.partial(jax.jit, static_argnames=("spec", "implementation", "shards"))
+def step_group(params, grads, codes, scales, control, names, *, spec: LeafSpec, implementation: str, shards=None):
     """One step of several leaves.
 
     Args:
@@ -68,17 +71,23 @@ def step_group(params, grads, codes, scales, control, names, *, spec: LeafSpec, 
       names: uint32[leaves, 2], the words of each leaf's name.
       spec: all that is static, the same for all leaves.
       implementation: "xla", or "triton" for one launch of the kernel where the program runs on a GPU.
+      shards: per leaf a `Shard` where the arrays are pieces of it, inside a `shard_map`; None outside.
 
     Returns:
       (per leaf the new parameter or update, per moment the new codes, per moment the new scales).
     """
+    operands = (params, grads, codes, scales, control, names)
     on_gpu = implementation == "triton" and spec.fits_kernel and params[0].size
-    step = _on_gpu if on_gpu else _on_xla
-    return step(params, grads, codes, scales, control, names, spec=spec)
+    if shards is None and (mesh := partition.explicit_mesh(params)):
+        # On the device's own pieces; where further axes are Auto, XLA partitions these.
+        alone = mesh.are_all_axes_explicit
+        step = functools.partial(_on_gpu if on_gpu and alone else _on_xla, spec=spec)
+        return partition.over_explicit_axes(step, mesh, spec.block)(*operands)
+    return (_on_gpu if on_gpu else _on_xla)(*operands, spec=spec, shards=shards)
 
 
-@functools.partial(jax.jit, static_argnames="spec")
-def _step_leaf(param, grad, codes, scales, control, name, *, spec: LeafSpec):
+@functools.partial(jax.jit, static_argnames=("spec", "shard"))
+def _step_leaf(param, grad, codes, scales, control, name, *, spec: LeafSpec, shard: Shard | None):
     """One leaf on XLA; compiled by itself, so that leaves that are alike are traced once."""
     return xla.step_leaf(
         spec.parts(),
@@ -90,10 +99,12 @@ def _step_leaf(param, grad, codes, scales, control, name, *, spec: LeafSpec):
         (*control[-3:], *name),
         result_dtype=spec.result_dtype,
         block=spec.block,
+        shard=shard,
     )
 
 
-def _on_xla(params, grads, codes, scales, control, names, *, spec: LeafSpec):
+def _on_xla(params, grads, codes, scales, control, names, *, spec: LeafSpec, shards):
+    """One leaf after the other."""
     stepped = [
         _step_leaf(
             params[i],
@@ -103,6 +114,7 @@ def _on_xla(params, grads, codes, scales, control, names, *, spec: LeafSpec):
             control,
             names[i],
             spec=spec,
+            shard=shards and shards[i],
         )
         for i in range(len(params))
     ]
@@ -110,14 +122,51 @@ def _on_xla(params, grads, codes, scales, control, names, *, spec: LeafSpec):
     return results, tuple(zip(*new_codes, strict=True)), tuple(zip(*new_scales, strict=True))
 
 
-def _on_gpu(*operands, spec: LeafSpec):
-    """The kernel where the program runs on a GPU; XLA elsewhere, and under `vmap`, which no kernel call knows."""
+def _on_triton(*operands, spec: LeafSpec, shards):
+    """One launch for all leaves, or for those whose pieces have one layout; XLA for pieces that the kernel cannot step."""
     from optax_sr8bit_kernels import triton_call
 
-    on_xla = functools.partial(_on_xla, spec=spec)
+    def launch(operands, shards):
+        how = {"result_dtype": spec.result_dtype, "block": spec.block, "shards": shards}
+        return triton_call.step_group(spec.parts(), *operands, **how)
 
-    def on_triton(*operands):
-        return triton_call.step_group(spec.parts(), *operands, result_dtype=spec.result_dtype, block=spec.block)
+    if shards is None:
+        return launch(operands, None)
+    params, *_ = operands
+    kinds: dict[Any, list[int]] = {}
+    for i, (param, shard) in enumerate(zip(params, shards, strict=True)):
+        fits = shard.fits_kernel(param.shape)
+        kinds.setdefault(layout(param.shape, spec.block) if fits else None, []).append(i)
+    stepped: list[Any] = [None] * len(params)
+    for kind, members in kinds.items():
+        part, of_part = _members(operands, members), tuple(shards[i] for i in members)
+        results = _on_xla(*part, spec=spec, shards=of_part) if kind is None else launch(part, of_part)
+        for at, i in enumerate(members):
+            stepped[i] = jax.tree.map(lambda leaves, at=at: leaves[at], results, is_leaf=_is_leaves)
+    results, new_codes, new_scales = zip(*stepped, strict=True)
+    return results, tuple(zip(*new_codes, strict=True)), tuple(zip(*new_scales, strict=True))
+
+
+def _members(operands, members):
+    """The operands of some of the leaves."""
+    *arrays, control, names = operands
+    picked = jax.tree.map(lambda leaves: tuple(leaves[i] for i in members), tuple(arrays), is_leaf=_is_leaves)
+    return *picked, control, names[np.array(members)]
+
+
+def _is_leaves(x):
+    """Whether it is a tuple of arrays."""
+    return isinstance(x, tuple) and bool(x) and not isinstance(x[0], tuple)
+
+
+def _on_gpu(*operands, spec: LeafSpec, shards):
+    """The kernel where the program runs on a GPU; XLA elsewhere, and under `vmap`, which no kernel call knows."""
+    on_triton, on_xla = (functools.partial(one, spec=spec) for one in (_on_triton, _on_xla))
+    if shards is None:
+        on_triton = partition.over_auto_axes(on_triton, spec.block)
+        on_xla = functools.partial(on_xla, shards=None)
+    else:
+        on_triton, on_xla = (functools.partial(one, shards=shards) for one in (on_triton, on_xla))
 
     @jax.custom_batching.custom_vmap
     def step(*operands):

@@ -1,5 +1,6 @@
 """The state of any rule: built, checked, taken apart and put together."""
 
+import warnings
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ from jax.core import Tracer
 
 from optax_sr8bit import codecs, seeds
 from optax_sr8bit.options import Options
+from optax_sr8bit.placement import cut_blocks, filled_like, held_everywhere
 from optax_sr8bit.plan import LeafPlan, differences, named_leaves, plan_tree, shown
 from optax_sr8bit.rule import Rule
 
@@ -28,20 +30,21 @@ def init(rule: Rule, options: Options, params: Any) -> Any:
       [..., ceil(n / block)]; `seed` uint32[2] and `format` uint32[2 + leaves].
     """
     plans = plan_tree(params, options)
-
-    structure = jax.tree.structure(params)
+    leaves, structure = jax.tree.flatten(params)
+    if cut := cut_blocks(plans, leaves):
+        told = "; ".join(f"{name} has {why}" for name, why in cut.items())
+        warnings.warn(f"edges of shards cut blocks: {told}", stacklevel=3)
     fields = {}
     for moment in rule.moments:
-        codes = [jnp.full(plan.shape, plan.codec.code(moment.signed).zero, plan.code_dtype) for plan in plans]
-        scales = [jnp.zeros(plan.scale_shape, jnp.float32) for plan in plans]
+        codes, scales = [], []
+        for plan, leaf in zip(plans, leaves, strict=True):
+            codes.append(filled_like(leaf, plan.shape, plan.codec.code(moment.signed).zero, plan.code_dtype))
+            scales.append(filled_like(leaf, plan.scale_shape, 0, jnp.float32))
         fields[moment.name] = jax.tree.unflatten(structure, codes)
         fields[moment.name + "_scale"] = jax.tree.unflatten(structure, scales)
-    return rule.state(
-        count=jnp.zeros([], jnp.int32),
-        seed=seeds.seed_words(options.seed),
-        format=jnp.asarray(format_of(plans, options)),
-        **fields,
-    )
+    words = [jnp.zeros([], jnp.int32), seeds.seed_words(options.seed), jnp.asarray(format_of(plans, options))]
+    count, seed, fmt = (held_everywhere(x, leaves) for x in words)
+    return rule.state(count=count, seed=seed, format=fmt, **fields)
 
 
 def format_of(plans: list[LeafPlan], options: Options) -> np.ndarray:

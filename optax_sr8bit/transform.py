@@ -1,5 +1,6 @@
 """From a rule and its hyperparameters to an Optax transformation with three doors."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -15,9 +16,13 @@ from optax_sr8bit.groups import group
 from optax_sr8bit.implementation import select
 from optax_sr8bit.in_place import InPlaceUpdate
 from optax_sr8bit.leaf import LeafSpec, step_group
+from optax_sr8bit.manual import all_manual, manual_axes, shards_of
 from optax_sr8bit.options import Options
+from optax_sr8bit.partition import cuts_a_block, pieces
+from optax_sr8bit.placement import advice
 from optax_sr8bit.plan import LeafPlan, differences, named_leaves, plan_tree, shown
 from optax_sr8bit.rule import Definition, Rule
+from optax_sr8bit_kernels.shard import Shard
 
 
 @jax.tree_util.register_static
@@ -29,9 +34,10 @@ class Transformation(optax.GradientTransformationExtraArgs):
 
     Attributes:
       init: params -> state.
-      update: (updates, state, params, **extra_args) -> (updates, state), as any Optax transformation.
+      update: (updates, state, params, **extra_args) -> (updates, state), as any Optax transformation. Inside a
+        `shard_map`, `specs=` says how parameters are cut: their PartitionSpecs, a tree or a prefix of one.
       step: (grads, state, params, **extra_args) -> (new params, state): fused, exact, in place under a jit that donates
-        parameters and state.
+        parameters and state; `specs=` as in update.
       definition: rule and hyperparameters.
       options: the shared options.
     """
@@ -64,33 +70,36 @@ def build(definition: Definition, options: Options) -> Transformation:
     rule = definition.rule
     hyperparameters.check(definition.hyperparameters)
 
-    def advance(door: str, grads: Any, state: Any, params: Any) -> tuple[Any, Any]:
-        plans = _check(rule, options, grads, state, params)
+    def advance(door: str, grads: Any, state: Any, params: Any, specs: Any) -> tuple[Any, Any]:
+        plans, shards = _check(rule, options, grads, state, params, specs)
         implementation, _ = select(options.implementation)
+        if not all_manual() and manual_axes():  # what is left for XLA to partition cannot be a kernel
+            implementation = "xla"
         hyper = hyperparameters.evaluate(definition.hyperparameters, state.count)
         control = _control(rule, hyper, state.seed, state.count)
         leaves, structure = jax.tree.flatten(params)
         leaves, gradients = list(map(jnp.asarray, leaves)), list(map(jnp.asarray, jax.tree.leaves(grads)))
-        specs = []
+        kinds = []
         for plan, decay, grad in zip(plans, _decays(definition.mask, params), gradients, strict=True):
             delta = None if door != "update" else jnp.dtype(options.delta_dtype or grad.dtype)
             how = (plan.codec, plan.rounding, plan.block, plan.dtype, grad.dtype, delta)
-            specs.append(LeafSpec(rule, rule.flags_for(decay), *how))
+            kinds.append(LeafSpec(rule, rule.flags_for(decay), *how))
         if options.implementation == "triton":
-            _check_kernel(plans, specs, leaves)
+            _check_kernel(plans, kinds, implementation)
         moments, scales = ([getattr(state, f) for f in fields] for fields in rule.fields)
         old = [[jax.tree.leaves(tree) for tree in trees] for trees in (moments, scales)]
         new = [[[None] * len(plans) for _ in trees] for trees in old]
         results: list[Any] = [None] * len(plans)
-        for members in group(implementation, specs, [plan.shape for plan in plans]):
+        for members in group(implementation, kinds, [plan.shape for plan in plans]):
             stepped, *stepped_state = step_group(
                 tuple(leaves[i] for i in members),
                 tuple(gradients[i] for i in members),
                 *(tuple(tuple(tree[i] for i in members) for tree in trees) for trees in old),
                 control,
                 np.array([seeds.leaf_words(plans[i].name) for i in members], np.uint32),
-                spec=specs[members[0]],
+                spec=kinds[members[0]],
                 implementation=implementation,
+                shards=shards and tuple(shards[i] for i in members),
             )
             for at, i in enumerate(members):
                 results[i] = InPlaceUpdate(stepped[at]) if door == "in_place" else stepped[at]
@@ -109,13 +118,15 @@ def build(definition: Definition, options: Options) -> Transformation:
     def init(params: Any) -> Any:
         return states.init(rule, options, params)
 
-    def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> tuple[Any, Any]:
-        del extra_args
-        return advance("in_place" if options.in_place else "update", updates, state, params)
+    def update(
+        updates: Any, state: Any, params: Any = None, *, specs: Any = None, **extra_args: Any
+    ) -> tuple[Any, Any]:
+        del extra_args  # Optax hands every link of a chain those of all
+        return advance("in_place" if options.in_place else "update", updates, state, params, specs)
 
-    def step(grads: Any, state: Any, params: Any, **extra_args: Any) -> tuple[Any, Any]:
+    def step(grads: Any, state: Any, params: Any, *, specs: Any = None, **extra_args: Any) -> tuple[Any, Any]:
         del extra_args
-        return advance("step", grads, state, params)
+        return advance("step", grads, state, params, specs)
 
     return Transformation(init, update, step, definition, options)
 
@@ -127,8 +138,10 @@ def _control(rule: Rule, hyper: dict[str, jax.Array], seed: jax.Array, count: ja
     return jnp.concatenate([scalars, seed, count.astype(jnp.uint32)[None]])
 
 
-def _check(rule: Rule, options: Options, grads: Any, state: Any, params: Any) -> list[LeafPlan]:
-    """Checks all inputs of a step before anything is computed, and plans the leaves."""
+def _check(
+    rule: Rule, options: Options, grads: Any, state: Any, params: Any, specs: Any
+) -> tuple[list[LeafPlan], list[Shard] | None]:
+    """Checks all inputs of a step before anything is computed; plans the leaves, and says how they are cut, if here."""
     if params is None:
         raise ValueError(
             f"{rule.name} rounds the parameters itself and needs them: call update(grads, state, params), or "
@@ -139,11 +152,30 @@ def _check(rule: Rule, options: Options, grads: Any, state: Any, params: Any) ->
             f"{rule.name} keeps a state of type {rule.state.__name__}, got {type(state).__name__}; build it with "
             "tx.init(params) (an Optax state, or a restored dict, is not continued)"
         )
-    plans = plan_tree(params, options)
+    shards = shards_of(params, specs)
+    plans = plan_tree(params, options) if shards is None else _plan_pieces(params, shards, options)
     _check_grads(grads, plans)
-    _check_manual(params)
     states.check(rule, state, plans, options)
-    return plans
+    return plans, shards
+
+
+def _plan_pieces(params: Any, shards: list[Shard], options: Options) -> list[LeafPlan]:
+    """The plans of whole leaves, with the shapes of the pieces."""
+    leaves, structure = jax.tree.flatten(params)
+    whole = [jax.ShapeDtypeStruct(shard.shape, leaf.dtype) for shard, leaf in zip(shards, leaves, strict=True)]
+    plans = plan_tree(jax.tree.unflatten(structure, whole), options)
+    sizes = manual_axes()
+    cut = {
+        shown(plan.name): advice(plan, pieces(shard.axes[-1:], sizes))
+        for plan, shard in zip(plans, shards, strict=True)
+        if plan.block is not None and cuts_a_block(shard.shape, shard.axes, sizes, plan.block)
+    }
+    if cut:
+        raise ValueError(
+            "inside a shard_map nothing is exchanged, but shards cut blocks: "
+            + "; ".join(f"{name} has {why}" for name, why in cut.items())
+        )
+    return [dataclasses.replace(plan, shape=tuple(leaf.shape)) for plan, leaf in zip(plans, leaves, strict=True)]
 
 
 def _check_grads(grads: Any, plans: list[LeafPlan]) -> None:
@@ -168,31 +200,19 @@ def _check_grads(grads: Any, plans: list[LeafPlan]) -> None:
         raise ValueError("gradients and parameters differ in shape; " + "; ".join(shapes))
 
 
-def _check_kernel(plans: list[LeafPlan], specs: list[LeafSpec], leaves: list[jax.Array]) -> None:
-    """Raises a NotImplementedError where the kernel was asked for and cannot step a leaf, as far as can be seen."""
-    for plan, spec, leaf in zip(plans, specs, leaves, strict=True):
-        if not spec.fits_kernel:
+def _check_kernel(plans: list[LeafPlan], kinds: list[LeafSpec], implementation: str) -> None:
+    """Raises a NotImplementedError where the kernel was asked for and cannot step a leaf."""
+    for plan, kind in zip(plans, kinds, strict=True):
+        if not kind.fits_kernel:
             raise NotImplementedError(
-                f"implementation='triton': {shown(plan.name)} has a gradient in {spec.grad_dtype}; cast it to float32, "
+                f"implementation='triton': {shown(plan.name)} has a gradient in {kind.grad_dtype}; cast it to float32, "
                 "or pass implementation='xla' or None"
             )
-        sharding = getattr(leaf, "sharding", None) or getattr(jax.typeof(leaf), "sharding", None)
-        if isinstance(sharding, jax.sharding.Sharding) and not sharding.is_fully_replicated:
-            raise NotImplementedError(
-                f"implementation='triton': {shown(plan.name)} is sharded, and XLA cannot partition the kernel; pass "
-                "implementation='xla' or None"
-            )
-
-
-def _check_manual(params: Any) -> None:
-    """Inside `shard_map` a shard does not know its global coordinates, and all shards would draw the same bits."""
-    for name, leaf in named_leaves(params):
-        axes = getattr(getattr(jax.typeof(leaf), "manual_axis_type", None), "varying", ())
-        if axes:
-            raise NotImplementedError(
-                f"{shown(name)} differs over the axes {sorted(axes)} of a shard_map, inside of which the coordinates "
-                "that address the random bits are not known; step outside of it, under jit"
-            )
+    if implementation != "triton":
+        raise NotImplementedError(
+            "implementation='triton': inside a shard_map over some of the mesh's axes XLA would have to partition the "
+            "kernel over the others; make all axes manual, or pass implementation='xla' or None"
+        )
 
 
 def _decays(mask: Any, params: Any) -> list[bool]:

@@ -9,7 +9,7 @@ from tables import F32, as_bits
 # float32, a few of the 2**16 or 2**19 values that random bits tell apart. Small leaves are too small for a share.
 SHARE, SPARE = 1e-4, 2
 SCALE_ULPS = 3
-SCALE = 2**-23  # of the row's largest: where the terms of a block's only element nearly cancel, one rounding is many ulp
+SCALE = 2**-23  # of the row's largest: where the terms of a block's only element nearly cancel, a rounding is many ulp
 MOMENT = 1e-6  # of the row's largest
 FLOAT32 = 2e-6  # of a float32 parameter and its step
 

@@ -1,5 +1,5 @@
-"""Two virtual CPU devices for the tests of replicas and meshes; must be set before JAX starts its back end."""
+"""Eight virtual CPU devices for the tests of replicas and meshes; must be set before JAX starts its back end."""
 
 import jax
 
-jax.config.update("jax_num_cpu_devices", 2)
+jax.config.update("jax_num_cpu_devices", 8)

@@ -105,21 +105,22 @@ def patch_once(patch=interpreter._patch_lang, patched=set()):  # noqa: B006
 PATCHED = patch_once() if hasattr(interpreter, "_LangPatchScope") else set()
 
 
-def run(parts, block, how, params, codes, scales, names, result_dtype, steps):
+def run(parts, block, how, params, codes, scales, names, runs, result_dtype, steps):
     """Steps a group of leaves.
 
     Args:
       parts: a `tile.Parts`.
       block: the length of full blocks, or None.
       how: a `launch.Launch`, or None.
-      params: per leaf the parameter, a NumPy array; codes, scales and names likewise, as for `triton_call.step_group`.
+      params: per leaf the parameter, a NumPy array; codes, scales and names likewise, as for `step_leaves`.
+      runs: per leaf `Shard.runs`, or None where leaves are whole.
       result_dtype: of the differences, or None where the parameters themselves are stepped.
       steps: per step (gradients, control).
 
     Returns:
       Per step (results, codes, scales).
     """
-    over = grid([p.shape for p in params], block, how)
+    over = grid([p.shape for p in params], block, how, runs)
     params, codes, scales, names = (map_tree(Tensor, x) for x in (params, codes, scales, names))
     history = []
     for grads, control in steps:
@@ -135,6 +136,8 @@ def run(parts, block, how, params, codes, scales, names, result_dtype, steps):
             over.firsts,
             over.rows,
             over.lengths,
+            over.inner,
+            over.strides,
             parts=to_triton(parts),
             scalar_count=len(control.array) - 3,
             tiling=over.tiling,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import zlib
 from typing import Any, NamedTuple
 
@@ -39,13 +40,15 @@ class Case(NamedTuple):
     launches: tuple[Launch | None, ...] = (None,)
     steps: int = 2
     grads: str = "usual"  # a key of GRADIENTS
+    cut: tuple[int, ...] = ()  # into how many pieces the only leaf is cut along each axis; the pieces are stepped
 
     @property
     def name(self) -> str:
         words = [self.kind, self.opt.name, self.codec, self.how]
         words += [jnp.dtype(d).name if d else "new" for d in (self.dtype, self.grad, self.delta)]
         shapes = ["x".join(map(str, s)) or "0d" for s in self.shapes[:3]]
-        return "-".join([*words, str(self.block), *shapes, self.grads, str(len(self.shapes))])
+        cut = ["cut", *map(str, self.cut)] if self.cut else []
+        return "-".join([*words, str(self.block), *shapes, self.grads, str(len(self.shapes)), *cut])
 
     @property
     def spec(self) -> LeafSpec:
@@ -77,6 +80,36 @@ LAUNCHES = tuple(Launch(*how) for how in ((1, 1, 1), (1, 8, 1), (4, 4, 4), (2, 1
 WHOLE, RAGGED = ((4, 64),), ((3, 44),)
 MIXED = tuple(((2, 64), (3, 44), (33,), (1, 2, 50), (1, 96))[i % 5] for i in range(40))
 
+PIECES = (
+    (ADAMW, "offset", (8, 512), (2, 2), 64),
+    (ADAMW, "offset", (2, 6, 128), (1, 3, 2), 32),  # rows in runs
+    (LION, "offset_philox", (4, 3, 64), (4, 1, 2), 32),
+    (LION, "offset", (3, 4, 64), (1, 4, 1), 32),  # one row a run
+    (LION, "offset", (6, 44), (3, 1), 32),
+    (ADAMW, "float32", (4, 48), (2, 2), 32),
+    (LION, "offset", (512,), (4,), 64),
+)
+
+
+def pieces(case: Case, tree: Any) -> Any:
+    """The pieces of each array of a tree, codes and scales too, as tuples in the place of the array."""
+
+    def of(array):
+        cut = [k if n % k == 0 else 1 for n, k in zip(array.shape, case.cut, strict=True)]  # an unused scale a row
+        parts = [array]
+        for axis, count in enumerate(cut):
+            parts = [x for part in parts for x in np.split(part, count, axis)]
+        if len(parts) < math.prod(case.cut):
+            parts = [p for p in parts for _ in range(math.prod(case.cut) // len(parts))]
+        return tuple(np.ascontiguousarray(part) for part in parts)
+
+    return jax.tree.map(of, tree)
+
+
+def is_cut(x: Any) -> bool:
+    """Whether it is what `pieces` puts in the place of an array."""
+    return isinstance(x, tuple) and bool(x) and isinstance(x[0], np.ndarray)
+
 
 def cases() -> list[Case]:
     table = []
@@ -106,6 +139,9 @@ def cases() -> list[Case]:
     for opt, count in ((ADAMW, 2), (ADAMW, 9), (LION, 40)):
         table.append(Case("group", opt, shapes=MIXED[:count], steps=1 + (count < 40)))
     table.append(Case("group", LION, "float32", "nearest", F32, F32, shapes=((1,),) * 140, steps=1))
+    for opt, codec, shape, cut, block in PIECES:
+        launches = (None, Launch(2, 2, 1)) if len(shape) > 1 else (None,)
+        table.append(Case("pieces", opt, codec, shapes=(shape,), cut=cut, block=block, launches=launches))
     for (opt, codec), grads in itertools.product(itertools.product((ADAMW, LION), CODECS), ("wild", "bad")):
         table.append(
             Case(

@@ -1,5 +1,6 @@
 """The compiled kernel beside XLA on a CUDA GPU, and what a training program sees of it."""
 
+import math
 import re
 
 import jax
@@ -17,6 +18,7 @@ import optax_sr8bit as sr8
 from optax_sr8bit import leaf
 from optax_sr8bit.implementation import select
 from optax_sr8bit.plan import plan_tree
+from optax_sr8bit_kernels import shard as shard_module
 from optax_sr8bit_kernels import xla
 
 CHOSEN, WHY = select(None)
@@ -141,6 +143,53 @@ def test_training_ends_where_xla_ends():
     print(expected, found)
     spread = max(expected) - min(expected)
     assert abs(np.mean(found) - np.mean(expected)) <= max(2 * spread, 0.01)
+
+
+@pytest.mark.parametrize(("shape", "cut"), [((96, 2048), (2, 2)), ((4, 32, 1024), (1, 4, 2)), ((64, 300), (4, 1))])
+def test_pieces_of_a_leaf_equal_the_whole(monkeypatch, shape, cut):
+    """Each piece as the device that holds it would step it: bit for bit, since all run the kernel."""
+    case = Case("gpu", block=256, shapes=(shape,), cut=cut)
+    params, codes, scales, names = kernel_cases.leaves(case)
+    ((grads, word),) = kernel_cases.steps(case)[:1]
+    whole = jax.tree.map(np.asarray, kernel_cases.step(case, KERNEL, params, codes, scales, names, grads, word))
+    expected = kernel_cases.pieces(case, whole)
+    row = np.arange(math.prod(shape[:-1]), dtype=np.uint32).reshape(*shape[:-1], 1) + np.zeros(shape, np.uint32)
+    column = np.arange(shape[-1], dtype=np.uint32) + np.zeros(shape, np.uint32)
+    given = kernel_cases.pieces(case, (params[0], grads[0], [c[0] for c in codes], [s[0] for s in scales], row, column))
+    shard = shard_module.Shard(shape, tuple(("axis",) * (k > 1) for k in cut))
+    for i in range(math.prod(cut)):
+        param, grad, code, scale, rows, columns = jax.tree.map(lambda x, i=i: x[i], given, is_leaf=kernel_cases.is_cut)
+        origin = jnp.uint32(rows.flat[0]), jnp.uint32(columns.flat[0])
+        monkeypatch.setattr(shard_module.Shard, "origin", lambda self, local, at=origin: at)
+        one = tuple((c,) for c in code), tuple((s,) for s in scale)
+        leaf.step_group.clear_cache()
+        how = {"spec": case.spec, "implementation": KERNEL, "shards": (shard,)}
+        got = leaf.step_group((param,), (grad,), *one, word, names, **how)
+        want = jax.tree.map(lambda x, i=i: x[i], expected, is_leaf=kernel_cases.is_cut)
+        assert_same_bits(got, want)
+    leaf.step_group.clear_cache()
+
+
+@pytest.mark.parametrize("kind", [jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit], ids=str)
+def test_on_a_mesh_of_one_device_nothing_changes(kind):
+    mesh = jax.make_mesh((1, 1), ("a", "b"), axis_types=(kind,) * 2, devices=jax.devices()[:1])
+    tx, params = (
+        ADAMW(implementation=KERNEL),
+        {"w": normal((64, 512), 0, 0.02, BF16), "b": normal((40,), 1, 0.02, BF16)},
+    )
+    grads, state = grads_like(params, 0), tx.init(params)
+    want = tx.step(grads, state, params)
+    place = lambda x: jax.device_put(x, jax.NamedSharding(mesh, jax.P(*("a", "b")[: x.ndim])))  # noqa: E731
+    placed, cut = jax.tree.map(place, (grads, state, params)), jax.tree.map(lambda x: place(x).sharding.spec, state)
+    with jax.set_mesh(mesh):
+        compiled = jax.jit(tx.step).lower(*placed).compile()
+        assert "triton" in compiled.as_text()
+        assert_same_bits(compiled(*placed), want)
+        specs = jax.tree.map(lambda x: x.sharding.spec, placed[2])
+        inside = jax.shard_map(
+            lambda *x: tx.step(*x, specs=specs), mesh=mesh, in_specs=(specs, cut, specs), out_specs=(specs, cut)
+        )
+        assert_same_bits(jax.jit(inside)(*placed), want)
 
 
 @pytest.mark.parametrize("opt", **named((ADAMW, LION)))

@@ -4,6 +4,7 @@ The interpreter takes square roots and reciprocals as XLA does on a CPU, where a
 """
 
 import importlib.util
+import math
 import os
 import pickle
 import subprocess
@@ -16,6 +17,8 @@ import numpy as np
 import pytest
 from tables import as_bits, named
 
+from optax_sr8bit_kernels.shard import Shard
+
 CASES = kernel_cases.cases()
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -25,7 +28,12 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reas
 def jobs_of(case):
     """What `interpreter.run` needs, one job a launch."""
     params, codes, scales, names = kernel_cases.leaves(case)
-    spec = case.spec
+    spec, steps, runs = case.spec, kernel_cases.steps(case), None
+    if case.cut:
+        (params,), codes, scales = kernel_cases.pieces(case, (params, *map(list, (codes, scales))))
+        codes, scales = (tuple(x for (x,) in moments) for moments in (codes, scales))
+        steps = [(kernel_cases.pieces(case, grads)[0], word) for grads, word in steps]
+        names, runs = where(case, names[0])
     for how in case.launches:
         yield {
             "parts": spec.parts(),
@@ -35,9 +43,25 @@ def jobs_of(case):
             "codes": codes,
             "scales": scales if spec.codec.blockwise else (),
             "names": names,
+            "runs": runs,
             "result_dtype": None if case.delta is None else np.dtype(case.delta),
-            "steps": kernel_cases.steps(case),
+            "steps": steps,
         }
+
+
+def where(case, words):
+    """Per piece what `names` holds, and its runs; both from an array that numbers the rows and columns."""
+    (shape,) = case.shapes
+    row = np.arange(math.prod(shape[:-1]), dtype=np.uint32).reshape(*shape[:-1], 1) + np.zeros(shape, np.uint32)
+    column = np.arange(shape[-1], dtype=np.uint32) + np.zeros(shape, np.uint32)
+    rows, columns = kernel_cases.pieces(case, (row, column))
+    shard = Shard(shape, tuple(("axis",) * (k > 1) for k in case.cut))
+    names = np.array([[*words, r.flat[0], c.flat[0]] for r, c in zip(rows, columns, strict=True)], np.uint32)
+    runs = [shard.runs(piece.shape) for piece in rows]
+    for piece, (inner, stride) in zip(rows, runs, strict=True):
+        every = np.arange(piece.size // piece.shape[-1])
+        assert (every // inner * stride + every % inner + piece.flat[0] == piece[..., 0].reshape(-1)).all()
+    return names, runs
 
 
 @pytest.fixture(scope="session")
@@ -82,6 +106,7 @@ def test_the_interpreted_kernel_equals_xla(case, histories):
     for how, history in zip(case.launches, found, strict=True):
         assert not isinstance(history, str), history
         for step, (got, want) in enumerate(zip(history, expected, strict=True)):
+            want = kernel_cases.pieces(case, want) if case.cut else want
             for part, a, b in zip(("results", "codes", "scales"), got, want, strict=True):
                 if part == "scales" and not case.spec.codec.blockwise:
                     continue

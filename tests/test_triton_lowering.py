@@ -35,12 +35,14 @@ SHAPES = {
 }
 
 
-def lower(opt, codec="offset", how="stochastic", dtype=BF16, grad=BF16, delta=None, shapes=SMALL, capability=90):
+def lower(
+    opt, codec="offset", how="stochastic", dtype=BF16, grad=BF16, delta=None, shapes=SMALL, capability=90, runs=None
+):
     """Compiles as jax-triton would: pointers are aligned, lengths and rows are not constants."""
     rule = opt().definition.rule
     codec = DITHERED.get(codec) or codecs.get(codec)
     parts = to_triton(tile.parts(rule, rule.flags, codec, rounding.get(how), dtype, delta))
-    over, n, leaves = grid(shapes, 256 if codec.blockwise else None), len(rule.moments), len(shapes)
+    over, n, leaves = grid(shapes, 256 if codec.blockwise else None, None, runs), len(rule.moments), len(shapes)
     arguments = {
         "params": (POINTERS[dtype],) * leaves,
         "codes": (("*u8" if codec.blockwise else "*fp32",) * leaves,) * n,
@@ -50,6 +52,7 @@ def lower(opt, codec="offset", how="stochastic", dtype=BF16, grad=BF16, delta=No
         "control": "*u32",
         "names": "*u32",
         **dict.fromkeys(("firsts", "rows", "lengths"), ("i32",) * leaves),
+        **dict.fromkeys(("inner", "strides"), ("i32",) * len(over.inner)),
     }
     scalar_count = 9 if n == 2 else 4
     constants = {"parts": parts, "tiling": over.tiling, "scalar_count": scalar_count}
@@ -110,6 +113,13 @@ def test_every_dtype_compiles_with_rounding_to_nearest(dtype):
 @pytest.mark.parametrize("shapes", SHAPES.values(), ids=SHAPES)
 def test_every_tiling_compiles(shapes, codec):
     assert_compiles(LION, codec, shapes=shapes)
+
+
+@pytest.mark.parametrize("inner", [8, 16], ids=["rows_in_runs", "rows_in_one_run"])
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_pieces_of_leaves_compile(capability, inner):
+    runs = [(inner, 64 if inner < 16 else 0)] * 2
+    assert_compiles(ADAMW, shapes=((16, 512), (16, 768)), capability=capability, runs=runs)
 
 
 @pytest.mark.parametrize(

@@ -39,9 +39,7 @@ def measure(name: str, size: dict[str, int], batch: int, steps: int) -> dict[str
     init, step = contestant.build()
 
     def model() -> Any:
-        return Transformer(
-            vocabulary=256, dtype=jnp.bfloat16, param_dtype=contestant.params, rngs=nnx.Rngs(0), **size
-        )
+        return Transformer(vocabulary=256, dtype=jnp.bfloat16, param_dtype=contestant.params, rngs=nnx.Rngs(0), **size)
 
     structure, _ = nnx.split(nnx.eval_shape(model), nnx.Param)
     params = nnx.jit(lambda: nnx.state(model(), nnx.Param))()

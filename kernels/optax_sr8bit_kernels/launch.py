@@ -75,6 +75,8 @@ class Tiling:
       whole: whether lengths are multiples of block.
       exact: whether the programs of a leaf cover just its blocks.
       wide: whether a row has `blocks` blocks at least.
+      moved: whether leaves are pieces, which begin elsewhere than at the first row and column of the whole.
+      parted: whether their rows, too, are not one after another in the whole.
     """
 
     unit: int
@@ -84,6 +86,8 @@ class Tiling:
     whole: bool
     exact: bool
     wide: bool
+    moved: bool
+    parted: bool
 
     @property
     def cache_key(self) -> str:
@@ -100,6 +104,8 @@ class Grid:
       firsts: per leaf its first program.
       rows: per leaf its rows.
       lengths: per leaf its last axis, in units of `tiling.unit`.
+      inner: per leaf how many rows follow one another in the whole, or () where all do; see `Shard.runs`.
+      strides: per leaf how many rows of the whole lie between such runs, or ().
       tiling: what is constant.
       warps: of a program.
     """
@@ -108,17 +114,25 @@ class Grid:
     firsts: tuple[int, ...]
     rows: tuple[int, ...]
     lengths: tuple[int, ...]
+    inner: tuple[int, ...]
+    strides: tuple[int, ...]
     tiling: Tiling
     warps: int
 
 
-def grid(shapes: Sequence[Sequence[int]], block: int | None, how: Launch | None = None) -> Grid:
+def grid(
+    shapes: Sequence[Sequence[int]],
+    block: int | None,
+    how: Launch | None = None,
+    runs: Sequence[tuple[int, int]] | None = None,
+) -> Grid:
     """The grid over leaves of these shapes, none of them empty and all of one `Layout.width`.
 
     Args:
       shapes: per leaf its shape.
       block: the length of full blocks, or None where there are no scales.
       how: launch parameters, by default `default_launch`.
+      runs: per leaf `Shard.runs` where leaves are pieces.
     """
     layouts = [layout(shape, block) for shape in shapes]
     width, unit = layouts[0].width, math.gcd(*(one.unit for one in layouts))
@@ -137,6 +151,16 @@ def grid(shapes: Sequence[Sequence[int]], block: int | None, how: Launch | None 
         whole=all(one.whole for one in layouts),
         exact=all(b % (how.blocks * how.tiles) == 0 for b in blocks),
         wide=all(b >= how.blocks for b in row_blocks),
+        moved=runs is not None,
+        parted=runs is not None and any(inner != r for (inner, _), r in zip(runs, rows, strict=True)),
     )
-    firsts = tuple(sum(programs[:i]) for i in range(len(programs)))
-    return Grid(sum(programs), firsts, tuple(rows), tuple(n // unit for n in lengths), tiling, how.warps)
+    return Grid(
+        programs=sum(programs),
+        firsts=tuple(sum(programs[:i]) for i in range(len(programs))),
+        rows=tuple(rows),
+        lengths=tuple(n // unit for n in lengths),
+        inner=tuple(inner for inner, _ in runs or ()) if tiling.parted else (),
+        strides=tuple(stride for _, stride in runs or ()) if tiling.parted else (),
+        tiling=tiling,
+        warps=how.warps,
+    )

@@ -4,11 +4,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import jax_triton  # pyright: ignore[reportMissingImports]
+from jax.experimental.pallas import run_state
 
 from optax_sr8bit_kernels.launch import Launch, grid
 from optax_sr8bit_kernels.obstacle import ptx_version
 from optax_sr8bit_kernels.retarget import to_triton
+from optax_sr8bit_kernels.shard import Shard
 from optax_sr8bit_kernels.triton_kernel import step_leaves
 
 Array = jax.Array
@@ -26,6 +29,7 @@ def step_group(
     result_dtype: Any,
     block: int | None,
     how: Launch | None = None,
+    shards: Sequence[Shard] | None = None,
 ) -> tuple[tuple[Array, ...], tuple[tuple[Array, ...], ...], tuple[tuple[Array, ...], ...]]:
     """Steps a group of leaves in one launch; they may differ in shape alone, not in `Layout.width`; none may be empty.
 
@@ -43,40 +47,50 @@ def step_group(
       result_dtype: of the new parameters, or of the differences that `parts` say to hand back.
       block: the length of full blocks, or None where scales are handed on untouched.
       how: the launch, by default what was measured to be best.
+      shards: per leaf how it is cut, where the arrays are pieces that `Shard.fits_kernel`.
 
     Returns:
       (per leaf the result, per moment the new codes, per moment the new scales).
     """
-    over = grid([p.shape for p in params], block, how)
-    # A ref that is only read would be copied where the caller goes on to use its array.
-    param_refs: tuple[Any, ...] = tuple(params) if parts.differs else tuple(jax.new_ref(p) for p in params)
-    code_refs = tuple(tuple(jax.new_ref(c) for c in moment) for moment in codes)
-    scale_refs = tuple(tuple(jax.new_ref(s) for s in moment) for moment in scales) if parts.blockwise else ()
-    result_refs = ()
+    runs = None
+    if shards is not None:
+        origins = [shard.origin(p.shape) for shard, p in zip(shards, params, strict=True)]
+        names = jnp.concatenate([names, jnp.stack([jnp.stack(origin) for origin in origins])], axis=1)
+        runs = [shard.runs(p.shape) for shard, p in zip(shards, params, strict=True)]
+    over = grid([p.shape for p in params], block, how, runs)
+    # What a kernel writes it gets as refs. One that is only read would be copied where the caller still uses its array.
+    written = {"codes": tuple(map(tuple, codes)), "scales": tuple(map(tuple, scales)) if parts.blockwise else ()}
     if parts.differs:
-        result_refs = tuple(jax.empty_ref(jax.ShapeDtypeStruct(p.shape, result_dtype)) for p in params)
-    jax_triton.triton_call(
-        param_refs,
-        code_refs,
-        scale_refs,
-        result_refs,
-        tuple(grads),
-        control,
-        names,
-        over.firsts,
-        over.rows,
-        over.lengths,
-        kernel=step_leaves,
-        out_type=(),
-        grid=over.programs,
-        num_warps=over.warps,
-        num_stages=1,
-        backend_options={"enable_fp_fusion": True, "ptx_version": ptx_version()},
-        parts=to_triton(parts),
-        scalar_count=control.shape[0] - 3,
-        tiling=over.tiling,
-    )
-    results = tuple(jax.freeze(ref) for ref in (result_refs or param_refs))
-    new_codes = tuple(tuple(jax.freeze(ref) for ref in moment) for moment in code_refs)
-    new_scales = tuple(tuple(jax.freeze(ref) for ref in moment) for moment in scale_refs)
-    return results, new_codes, new_scales or tuple(map(tuple, scales))
+        written["results"] = tuple(jax.lax.empty(p.shape, result_dtype) for p in params)
+    else:
+        written["params"] = tuple(params)
+
+    def launch(refs: dict[str, Any]) -> None:
+        jax_triton.triton_call(
+            refs.get("params", tuple(params)),
+            refs["codes"],
+            refs["scales"],
+            refs.get("results", ()),
+            tuple(grads),
+            control,
+            names,
+            over.firsts,
+            over.rows,
+            over.lengths,
+            over.inner,
+            over.strides,
+            kernel=step_leaves,
+            out_type=(),
+            grid=over.programs,
+            num_warps=over.warps,
+            num_stages=1,
+            backend_options={"enable_fp_fusion": True, "ptx_version": ptx_version()},
+            parts=to_triton(parts),
+            scalar_count=control.shape[0] - 3,
+            tiling=over.tiling,
+        )
+
+    # Not `jax.new_ref`, whose effects `custom_partitioning` refuses.
+    new = run_state(launch)(written)
+    results = new["results"] if parts.differs else new["params"]
+    return results, new["codes"], new["scales"] or tuple(map(tuple, scales))

@@ -28,6 +28,8 @@ def step_leaves(
     firsts,
     rows,
     lengths,
+    inner,
+    strides,
     parts: tl.constexpr,
     tiling: tl.constexpr,
     scalar_count: tl.constexpr,
@@ -41,16 +43,19 @@ def step_leaves(
       results: per leaf where the difference goes, or ().
       grads: per leaf the gradient, [rows, length].
       control: uint32 [scalar_count + 3], the bits of float32 scalars, and what addresses the random bits of all leaves.
-      names: uint32 [leaves, 2], what addresses those of each.
+      names: uint32 [leaves, 2], what addresses those of each; where leaves are pieces (`tiling.moved`) [leaves, 4], with
+        the row and the column of the whole at which each begins.
       firsts: per leaf its first program.
       rows: per leaf its rows.
       lengths: per leaf its length over `tiling.unit`.
+      inner: per leaf how many of its rows follow one another in the whole, or () where all do.
+      strides: per leaf how many rows of the whole lie between such runs, or ().
       parts: the static parts of the tile functions, among them `advance` and `encode`.
       tiling: a `launch.Tiling`.
       scalar_count: how many scalars.
     """
     program = tl.program_id(0)
-    mine, leaf = leaf_of(program, params, codes, scales, results, grads, firsts, rows, lengths)
+    mine, run, leaf = leaf_of(program, params, codes, scales, results, grads, firsts, rows, lengths, inner, strides)
 
     values = ()
     for i in static_range(scalar_count):
@@ -58,8 +63,15 @@ def step_leaves(
     address = ()
     for i in static_range(3):
         address = address + (tl.load(control + scalar_count + i),)
-    for i in static_range(2):
-        address = address + (tl.load(names + 2 * leaf + i),)
+    origin = ()
+    if tiling.moved:
+        for i in static_range(2):
+            address = address + (tl.load(names + 4 * leaf + i),)
+            origin = origin + (tl.load(names + 4 * leaf + 2 + i),)
+    else:
+        for i in static_range(2):
+            address = address + (tl.load(names + 2 * leaf + i),)
+    whole = (origin, run)
 
     length = mine[LENGTH] * tiling.unit
     row_blocks = tl.cdiv(length, tiling.block).to(tl.uint32)
@@ -72,7 +84,7 @@ def step_leaves(
     step = (tiling.blocks, rows_on, tiling.blocks - rows_on * row_blocks)
     loaded = load_tile(mine, at, extent, parts, tiling, len(codes), tiling.exact)
     for i in range(tiling.tiles):
-        stored, updated, place = advance_tile(loaded, values, address, at, row_blocks, parts, tiling, len(codes))
+        stored, updated, place = advance_tile(loaded, values, address, at, row_blocks, whole, parts, tiling, len(codes))
         after = next_tile(at, step, row_blocks)
         if tiling.tiles > 1:
             # What the next tile needs is on its way while this one is encoded; after the last one there is none.
@@ -188,9 +200,13 @@ def put(pointers, x, inside, exact: tl.constexpr):
 
 @triton.jit
 def advance_tile(
-    loaded, values, address, at, row_blocks, parts: tl.constexpr, tiling: tl.constexpr, moments: tl.constexpr
-):
-    """Advances a tile that was loaded: what to store of the parameter, the new moments, and the elements' places."""
+    loaded, values, address, at, row_blocks, whole,
+    parts: tl.constexpr, tiling: tl.constexpr, moments: tl.constexpr,
+):  # fmt: skip
+    """Advances a tile that was loaded: what to store of the parameter, the new moments, and the elements' places.
+
+    `whole` says where a piece lies in the whole leaf: (its first row and column, its runs of rows).
+    """
     codes = ()
     scales = ()
     for i in static_range(moments):
@@ -201,6 +217,12 @@ def advance_tile(
             scales = scales + (0.0,)
     row, column = block_places(at, row_blocks, tiling)
     column = column * tiling.block
+    if tiling.parted:
+        outer = row // whole[1][0]
+        row = outer * whole[1][1] + (row - outer * whole[1][0])
+    if tiling.moved:
+        row = row + whole[0][0]
+        column = column + whole[0][1]
     place = (
         row,
         column + tl.arange(0, tiling.block)[None, :].to(tl.uint32),

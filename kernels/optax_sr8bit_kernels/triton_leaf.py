@@ -8,8 +8,8 @@ from optax_sr8bit_kernels.triton_names import static_range
 
 
 @triton.jit
-def leaf_of(program, params, codes, scales, results, grads, firsts, rows, lengths):
-    """What belongs to the leaf of a program, and the leaf's index.
+def leaf_of(program, params, codes, scales, results, grads, firsts, rows, lengths, inner, strides):
+    """What belongs to the leaf of a program, its run of rows if any, and the leaf's index.
 
     Selecting among all arguments would keep them in registers. A compiled kernel reads those of its leaf alone, by
     their place among the kernel's parameters: these lie one after another in constant memory.
@@ -38,7 +38,13 @@ def leaf_of(program, params, codes, scales, results, grads, firsts, rows, length
         mine = mine + (pointer_argument(scales[i], leaves * (1 + len(codes) + i), leaf),)
     if len(results) > 0:
         mine = mine + (pointer_argument(results, leaves * (1 + len(codes) + len(scales)), leaf),)
-    return mine, leaf
+    run = ()
+    if len(inner) > 0:
+        run = (
+            integer_argument(inner, integers + 3 * leaves, leaf).to(tl.uint32),
+            integer_argument(strides, integers + 4 * leaves, leaf).to(tl.uint32),
+        )
+    return mine, run, leaf
 
 
 @triton.jit

@@ -1,6 +1,5 @@
 """Runs a tile function on XLA: CPU, any GPU, TPU."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 from jax import lax
 
 from optax_sr8bit_kernels.names import block_max, finite
+from optax_sr8bit_kernels.shard import Shard
 
 Array = jax.Array
 
@@ -25,8 +25,9 @@ def step_leaf(
     *,
     result_dtype: Any,
     block: int | None,
+    shard: Shard | None = None,
 ) -> tuple[Array, tuple[Array, ...], tuple[Array, ...]]:
-    """Steps a whole leaf at once.
+    """Steps a whole leaf at once, or the piece of it that a device holds.
 
     Leading axes stay as they are, so that a sharding of them needs no exchange. The last axis is cut into blocks, and
     the last block of a row that is too short is filled up with parameters and gradients 0 and moments 0.
@@ -41,6 +42,7 @@ def step_leaf(
       words: uint32 scalars that address the random bits, likewise.
       result_dtype: of the new parameter, or of the difference that `parts` say to hand back.
       block: the block's length, or None where scales are handed on untouched.
+      shard: how the leaf is cut where the arrays are pieces of it, and never within a block.
 
     Returns:
       (result of the parameter's shape, new codes, new scales).
@@ -51,7 +53,7 @@ def step_leaf(
         result, new_codes, _ = step_leaf(parts, lone[0], lone[1], lone[2:], scales, scalars, words, **rest)
         return result.reshape(()), tuple(x.reshape(()) for x in new_codes), tuple(scales)
 
-    place = coordinates(param.shape)
+    place = coordinates(param.shape, shard)
     if block is None:
         stored, moments = parts.advance(
             load(param), load(grad), tuple(codes), tuple(scales), place, scalars, words, parts
@@ -77,20 +79,45 @@ def step_leaf(
     _, again = advance(*lax.optimization_barrier((grad, codes, scales)))
     new_codes, new_scales = parts.encode(finite(moments), block_max(finite(again)), place, words, parts)
     n = param.shape[-1]
-    return (
-        store(out_of_blocks(stored, n), result_dtype),
-        tuple(out_of_blocks(c, n).astype(jnp.uint8) for c in new_codes),
-        tuple(lax.squeeze(s, (s.ndim - 1,)) for s in new_scales),
-    )
+    result = store(out_of_blocks(stored, n), result_dtype)
+    new_codes = tuple(out_of_blocks(c, n).astype(jnp.uint8) for c in new_codes)
+    new_scales = tuple(lax.squeeze(s, (s.ndim - 1,)) for s in new_scales)
+    if shard is None and new_scales[0].shape[-1] % jax.device_count():  # else no edge of a shard can cut a block
+        zero = words[2] >> 31  # the steps taken before are an int32 count and never negative, which no compiler knows
+        result = placed_like(result, param, zero)
+        new_codes = tuple(placed_like(c, old, zero) for c, old in zip(new_codes, codes, strict=True))
+        new_scales = tuple(placed_like(s, old, zero) for s, old in zip(new_scales, scales, strict=True))
+    return result, new_codes, new_scales
 
 
-def coordinates(shape: Sequence[int]) -> tuple[Array, Array]:
+def placed_like(x: Array, other: Array, zero: Array) -> Array:
+    """x itself, which XLA shards like `other` of its shape, through a reshape that cuts blocks too.
+
+    Args:
+      x: any float, or uint8.
+      other: likewise.
+      zero: a uint32 0 that XLA does not know to be one.
+    """
+    nothing = (unsigned(other).astype(jnp.uint32) & zero).astype(unsigned(x).dtype)
+    return lax.bitcast_convert_type(unsigned(x) | nothing, x.dtype)
+
+
+def unsigned(x: Array) -> Array:
+    """The bit patterns."""
+    return lax.bitcast_convert_type(x, jnp.dtype(f"uint{8 * x.dtype.itemsize}"))
+
+
+def coordinates(shape: Sequence[int], shard: Shard | None = None) -> tuple[Array, Array]:
     """The row (leading axes flattened, modulo 2**32) and the column of each element, uint32 of that shape."""
+    shard = shard or Shard(tuple(shape), ((),) * len(shape))
     row = jnp.zeros(tuple(shape), jnp.uint32)
     for axis in range(len(shape) - 1):
-        stride = math.prod(shape[axis + 1 : -1]) % 2**32
-        row = row + lax.broadcasted_iota(jnp.uint32, tuple(shape), axis) * np.uint32(stride)
-    return row, lax.broadcasted_iota(jnp.uint32, tuple(shape), len(shape) - 1)
+        row = row + lax.broadcasted_iota(jnp.uint32, tuple(shape), axis) * np.uint32(shard.stride(axis))
+    column = lax.broadcasted_iota(jnp.uint32, tuple(shape), len(shape) - 1)
+    if shard.whole:
+        return row, column
+    first_row, first_column = shard.origin(shape)
+    return row + first_row, column + first_column
 
 
 def into_blocks(x: Array, block: int, fill: int = 0) -> Array:

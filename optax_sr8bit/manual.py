@@ -1,0 +1,96 @@
+"""Inside `shard_map` and `pmap` a device sees its pieces alone, and must be told where they lie in the whole leaves."""
+
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec
+
+from optax_sr8bit.partition import axes_of
+from optax_sr8bit.plan import named_leaves, shown
+from optax_sr8bit_kernels.shard import Shard
+
+HELP = (
+    "pass specs=, the parameters' PartitionSpecs (the in_specs of the shard_map, a tree or a prefix of one), so that "
+    "each device can address its random bits; specs=jax.P() says that every device holds the whole parameters"
+)
+
+
+def manual_axes() -> dict[str, int]:
+    """Names and sizes of the mesh axes that are manual here; none outside of `shard_map` and `pmap`."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return {} if mesh.empty else {name: mesh.shape[name] for name in mesh.manual_axes}
+
+
+def all_manual() -> bool:
+    """Whether XLA has nothing left to partition here."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return mesh.empty or set(mesh.manual_axes) == set(mesh.axis_names)
+
+
+def shards_of(params: Any, specs: Any) -> list[Shard] | None:
+    """How each parameter is cut, or None where none is.
+
+    Args:
+      params: a tree of arrays.
+      specs: their PartitionSpecs, or a prefix of that tree, or None.
+
+    Raises:
+      ValueError: where specs are missing, not wanted, or do not fit, with the leaf's name.
+    """
+    sizes = manual_axes()
+    leaves = named_leaves(params)
+    if specs is None:
+        if not sizes:
+            return None
+        differing = {shown(name): sorted(axes) for name, leaf in leaves if (axes := _varying(leaf))}
+        if differing:
+            raise ValueError(f"inside a shard_map, parameters differ over its axes ({differing}): {HELP}")
+        if leaves and not _tracked(next(iter(sizes))):
+            raise ValueError(
+                f"inside a shard_map with check_vma=False, or a pmap, over the axes {sorted(sizes)}, it cannot be seen "
+                f"whether parameters differ over them: {HELP}"
+            )
+        return None
+    if not sizes:
+        raise ValueError("specs= is for steps inside a shard_map; outside, arrays know their shardings: drop it")
+    try:
+        full = jax.tree.map(lambda spec, below: jax.tree.map(lambda _: spec, below), specs, params, is_leaf=_is_spec)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"specs must be a tree of PartitionSpecs like the parameters, or a prefix: {error}") from None
+    found = jax.tree.leaves(full, is_leaf=_is_spec)
+    return [_shard(shown(name), leaf, spec, sizes) for (name, leaf), spec in zip(leaves, found, strict=True)]
+
+
+def _shard(name: str, leaf: Any, spec: Any, sizes: dict[str, int]) -> Shard:
+    if not _is_spec(spec):
+        raise ValueError(f"specs must hold PartitionSpecs, at {name} it has a {type(spec).__name__}")
+    if len(spec) > leaf.ndim:
+        raise ValueError(f"the spec {spec} of {name} has more axes than its {leaf.ndim}")
+    axes = axes_of(spec, leaf.ndim)
+    named = {axis for names in axes for axis in names}
+    if unknown := named - set(sizes):
+        raise ValueError(f"the spec {spec} of {name} has axes that are not manual here: {sorted(unknown)}")
+    if unnamed := set(_varying(leaf)) - named:
+        raise ValueError(
+            f"{name} differs over the axes {sorted(unnamed)}, which its spec {spec} does not name: all its copies "
+            "would draw the same random bits"
+        )
+    count = [1] * leaf.ndim
+    for axis, names in enumerate(axes):
+        for one in names:
+            count[axis] *= sizes[one]
+    return Shard(tuple(n * k for n, k in zip(leaf.shape, count, strict=True)), axes)
+
+
+def _is_spec(x: Any) -> bool:
+    return isinstance(x, PartitionSpec)
+
+
+def _varying(x: Any) -> frozenset[str]:
+    """The manual axes over which an array is known to differ."""
+    return getattr(getattr(jax.typeof(x), "manual_axis_type", None), "varying", None) or frozenset()
+
+
+def _tracked(axis: str) -> bool:
+    """Whether types say over which axes arrays differ: a device's own index does, if any."""
+    return bool(_varying(jax.lax.axis_index(axis)))

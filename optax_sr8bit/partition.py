@@ -1,0 +1,175 @@
+"""The step of a group of leaves over the devices of a mesh: each device steps the pieces that it holds.
+
+XLA partitions the program of its own back end, but an opaque kernel it would run on gathered arrays, so a kernel says
+how it is cut: by `custom_partitioning` where XLA decides on shardings (Auto axes), by `shard_map` where types have them
+(Explicit axes). Both call the step with a `Shard` a leaf, and nothing is exchanged unless an edge cuts a block.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.experimental.custom_partitioning import ArrayMapping, SdyShardingRule, custom_partitioning
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from optax_sr8bit_kernels.shard import Shard
+
+Axes = tuple[tuple[str, ...], ...]
+Step = Callable[..., Any]
+"""(params, grads, codes, scales, control, names, shards=): as `leaf.step_group`, on pieces where shards says so."""
+
+
+def axes_of(spec: Any, rank: int) -> Axes:
+    """Per axis of an array the names in its PartitionSpec."""
+    named = tuple(() if e is None else (e,) if isinstance(e, str) else tuple(e) for e in spec)
+    return named + ((),) * (rank - len(named))
+
+
+def spec_of(axes: Axes) -> PartitionSpec:
+    """The PartitionSpec with such names, in the short form that people write."""
+    last = max((i + 1 for i, names in enumerate(axes) if names), default=0)
+    return PartitionSpec(*((names[0] if len(names) == 1 else names or None) for names in axes[:last]))
+
+
+def pieces(axes: Axes, sizes: Mapping[str, int]) -> int:
+    """Into how many pieces an array is cut."""
+    return math.prod(sizes[name] for names in axes for name in names)
+
+
+def cuts_a_block(shape: Sequence[int], axes: Axes, sizes: Mapping[str, int], block: int | None) -> bool:
+    """Whether the pieces of the last axis are no whole blocks."""
+    return bool(axes) and shape[-1] % (pieces(axes[-1:], sizes) * (block or 1)) > 0 and pieces(axes[-1:], sizes) > 1
+
+
+def shard_of(shape: Sequence[int], held: Sequence[Axes], sizes: Mapping[str, int], block: int | None) -> Shard:
+    """How a leaf is stepped: cut as the finest of its arrays, but the last axis whole where an edge cuts a block."""
+    axes = max(held, key=lambda one: pieces(one, sizes))
+    if cuts_a_block(shape, axes, sizes, block):
+        axes = (*axes[:-1], ())
+    return Shard(tuple(shape), axes)
+
+
+def scale_axes(axes: Axes, blocks: int, sizes: Mapping[str, int]) -> Axes:
+    """How the scales of a leaf are cut: as the leaf, but the last axis only where its blocks divide."""
+    if not axes or blocks % pieces(axes[-1:], sizes) == 0:
+        return axes
+    return (*axes[:-1], ())
+
+
+def explicit_mesh(params: Sequence[Any]) -> Any:
+    """The mesh in the parameters' types, where it has Explicit axes and more than one device; or None."""
+    for param in params:
+        mesh = getattr(getattr(jax.typeof(param), "sharding", None), "mesh", None)
+        if mesh is not None and not mesh.empty and mesh.size > 1 and AxisType.Explicit in mesh.axis_types:
+            return mesh
+    return None
+
+
+def over_auto_axes(step: Step, block: int | None) -> Step:
+    """The step where XLA decides how arrays are cut; runs as it is on a single device."""
+
+    def whole(*operands):
+        return step(*operands, shards=None)
+
+    def partition(mesh, operands, results):
+        del results
+        params, _, codes, *_ = operands
+
+        def held(array):
+            spec = getattr(array.sharding, "spec", None)  # without a mesh there are no names, and the leaf stays whole
+            return axes_of(spec or (), len(array.shape))
+
+        shards = tuple(
+            shard_of(param.shape, [held(param), held(codes[0][i])], mesh.shape, block) for i, param in enumerate(params)
+        )
+
+        def on_a_device(*operands):
+            return step(*operands, shards=shards)
+
+        at, out = _specs(shards, operands, mesh.shape)
+        place = lambda spec: NamedSharding(mesh, spec)  # noqa: E731
+        return mesh, on_a_device, jax.tree.map(place, out, is_leaf=_is_spec), jax.tree.map(place, at, is_leaf=_is_spec)
+
+    def stepped(*operands):
+        call = custom_partitioning(whole)
+        call.def_partition(partition, sharding_rule=_rule(operands))
+        return call(*operands)
+
+    return stepped
+
+
+def over_explicit_axes(step: Step, mesh: Any, block: int | None) -> Step:
+    """The step where types say how arrays are cut; results are cut as what they replace."""
+    explicit = {n for n, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind == AxisType.Explicit}
+    sizes = dict(zip(mesh.axis_names, mesh.axis_sizes, strict=True))
+
+    def stepped(*operands):
+        params, _, codes, scales, *_ = operands
+
+        def held(array):
+            return axes_of(jax.typeof(array).sharding.spec, array.ndim)
+
+        shards = tuple(
+            shard_of(param.shape, [held(param), held(codes[0][i])], sizes, block) for i, param in enumerate(params)
+        )
+        at, out = _specs(shards, operands, sizes)
+        operands = jax.tree.map(_recut, operands, at)
+        on_a_device = jax.shard_map(
+            lambda *operands: step(*operands, shards=shards),
+            mesh=mesh,
+            in_specs=at,
+            out_specs=out,
+            axis_names=explicit,
+            check_vma=False,
+        )
+        old = (params, codes, scales)
+        return jax.tree.map(lambda new, old: _recut(new, spec_of(held(old))), on_a_device(*operands), old)
+
+    return stepped
+
+
+def _recut(array: Any, spec: PartitionSpec) -> Any:
+    """The array, cut so; itself where it is."""
+    rank = array.ndim
+    if axes_of(jax.typeof(array).sharding.spec, rank) == axes_of(spec, rank):
+        return array
+    return jax.sharding.reshard(array, spec)
+
+
+def _is_spec(x: Any) -> bool:
+    return isinstance(x, PartitionSpec)
+
+
+def _specs(shards: Sequence[Shard], operands: Sequence[Any], sizes: Mapping[str, int]) -> tuple[Any, Any]:
+    """The PartitionSpecs of the operands and of the results of a step."""
+    _, _, codes, scales, *_ = operands
+    leaves = tuple(spec_of(shard.axes) for shard in shards)
+    moments = tuple(leaves for _ in codes)
+    scaled = tuple(
+        tuple(
+            spec_of(scale_axes(shard.axes, scale.shape[-1] if scale.shape else 1, sizes))
+            for shard, scale in zip(shards, moment, strict=True)
+        )
+        for moment in scales
+    )
+    everywhere = PartitionSpec()
+    return (leaves, leaves, moments, scaled, everywhere, everywhere), (leaves, moments, scaled)
+
+
+def _rule(operands: Sequence[Any]) -> SdyShardingRule:
+    """For XLA: gradient and result are cut as the parameter, new moments and scales as the old ones."""
+    params, grads, codes, scales, control, names = operands
+    count = 0
+
+    def mapping(array):
+        nonlocal count
+        count += array.ndim
+        return ArrayMapping(*(f"a{count - array.ndim + axis}" for axis in range(array.ndim)))
+
+    of_params = [mapping(param) for param in params]
+    of_state = [mapping(array) for array in jax.tree.leaves((codes, scales))]
+    assert len(grads) == len(params)
+    return SdyShardingRule(
+        (*of_params, *of_params, *of_state, mapping(control), mapping(names)), (*of_params, *of_state)
+    )
