@@ -1,4 +1,4 @@
-"""The command line of train_lm.py."""
+"""The command lines of train_lm.py and train_distributed.py."""
 
 import argparse
 from pathlib import Path
@@ -17,8 +17,18 @@ in the same dtype; only what is stored between steps differs. Prints a table a r
 
 
 def parse(description: str | None, argv: list[str] | None) -> tuple[argparse.Namespace, argparse.ArgumentParser]:
-    """Return the options, checked, and the parser, to report later errors with."""
+    """Return the options of train_lm.py, checked, and the parser, to report later errors with."""
+    parser = training_parser(description)
+    parser.add_argument("--compare", nargs="?", const="train_lm.png", metavar="PNG", help=COMPARE)
+    args = parser.parse_args(argv)
+    check(args, parser)
+    return args, parser
+
+
+def training_parser(description: str | None) -> argparse.ArgumentParser:
+    """Return a parser of the options that every run has."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.set_defaults(compare=None)
     add = parser.add_argument
     add("--data", metavar="FILE", help="text to train on (the Python standard library's source)")
     add("--optimizer", choices=list(LEARNING_RATES), default="adamw", help="the rule (adamw)")
@@ -36,9 +46,11 @@ def parse(description: str | None, argv: list[str] | None) -> tuple[argparse.Nam
     add("--checkpoint", metavar="DIR", help="folder for checkpoints, the last one at the end")
     add("--checkpoint-every", type=int, metavar="N", help="steps between checkpoints (100)")
     add("--resume", action="store_true", help="go on from the newest checkpoint in DIR, bit for bit")
-    add("--compare", nargs="?", const="train_lm.png", metavar="PNG", help=COMPARE)
-    args = parser.parse_args(argv)
+    return parser
 
+
+def check(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    """Fill in what was left out; end with the parser's error where the options make no sense."""
     least = dict(steps=2, batch=1, seq=1, layers=1, seed=0, checkpoint_every=1)  # a step of warm-up, one of training
     for name, bound in least.items():
         value = getattr(args, name)
@@ -67,4 +79,3 @@ def parse(description: str | None, argv: list[str] | None) -> tuple[argparse.Nam
         parser.error("--lr names a rate twice")
     args.rounding = args.rounding or "stochastic"
     args.checkpoint_every = args.checkpoint_every or 100
-    return args, parser

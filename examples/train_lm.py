@@ -13,6 +13,7 @@ import contextlib
 import functools
 import time
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -65,6 +66,11 @@ def build_optimizer(args: argparse.Namespace, rate: float) -> Any:
     )
 
 
+def training_batch(args: argparse.Namespace, text: np.ndarray, index: int) -> np.ndarray:
+    """Return the windows of a step, the same however often and wherever they are asked for."""
+    return corpus.batch(text, args.seed, index, args.batch, args.seq)
+
+
 def compile_step(structure: Any, step: Any) -> Any:
     """Return one training step under jit, around an optimizer's `tx.step`.
 
@@ -90,26 +96,35 @@ def compile_validation(structure: Any, windows: np.ndarray) -> Any:
     return lambda params: float(mean(params, windows))
 
 
-def train(
-    args: argparse.Namespace, text: np.ndarray, validation: np.ndarray, checkpoints: Checkpoints | None
+def fit(
+    args: argparse.Namespace,
+    step: Callable[..., Any],
+    batch: Callable[[int], Any],
+    validate: Callable[[Any], float],
+    params: Any,
+    state: Any,
+    checkpoints: Checkpoints | None,
 ) -> tuple[Any, Any]:
-    """Train, with a progress bar, validation and checkpoints; return parameters and optimizer state."""
-    structure, params = build_model(args)
-    tx = build_optimizer(args, args.lr[0])
-    sr8.explain(tx, params)
-    state = tx.init(params)
-    step = compile_step(structure, tx.step)
-    validate = compile_validation(structure, validation)
+    """Train from `params` and `state`, or where a resumed run stopped, with a progress bar, validation and checkpoints.
 
+    `step` maps (params, state, batch) to new ones and the loss; `batch` maps the index of a step to its windows.
+    """
     done = 0
     if checkpoints and args.resume:
         done, params, state = checkpoints.restore(params, state)
         print(f"resumed after {done} of {args.steps} steps")
 
     tokens = args.batch * args.seq
-    with tqdm(total=args.steps * tokens, initial=done * tokens, unit="tokens", unit_scale=True) as bar:
+    bar = tqdm(
+        total=args.steps * tokens,
+        initial=done * tokens,
+        unit="tokens",
+        unit_scale=True,
+        disable=jax.process_index() > 0,  # of several processes one shows it
+    )
+    with bar:
         for index in range(done, args.steps):
-            params, state, value = step(params, state, corpus.batch(text, args.seed, index, args.batch, args.seq))
+            params, state, value = step(params, state, batch(index))
             done = index + 1
             bar.update(tokens)
             if done % 10 == 0:  # not every step: reading the loss waits for the device
@@ -121,6 +136,18 @@ def train(
     print(f"step {done:6d}   validation loss {validate(params):.4f} nats a byte")
     print(f"parameters and optimizer state: {comparison.bytes_per_parameter(params, state):.2f} bytes a parameter")
     return params, state
+
+
+def train(
+    args: argparse.Namespace, text: np.ndarray, validation: np.ndarray, checkpoints: Checkpoints | None
+) -> tuple[Any, Any]:
+    """Build model and optimizer, train; return parameters and optimizer state."""
+    structure, params = build_model(args)
+    tx = build_optimizer(args, args.lr[0])
+    sr8.explain(tx, params)
+    batch = functools.partial(training_batch, args, text)
+    validate = compile_validation(structure, validation)
+    return fit(args, compile_step(structure, tx.step), batch, validate, params, tx.init(params), checkpoints)
 
 
 def compare(args: argparse.Namespace, text: np.ndarray, validation: np.ndarray) -> dict[str, list[comparison.Result]]:
@@ -143,7 +170,7 @@ def compare(args: argparse.Namespace, text: np.ndarray, validation: np.ndarray) 
             arm("BF16, nearest", build_optimizer(nearest, rate), jnp.bfloat16),
             arm(f"BF16, stochastic, {moments} moments", build_optimizer(args, rate), jnp.bfloat16),
         ]
-        batches = (corpus.batch(text, args.seed, index, args.batch, args.seq) for index in range(args.steps))
+        batches = (training_batch(args, text, index) for index in range(args.steps))
         title = f"learning rate {rate:g}"
         panels[title] = comparison.run(arms, batches, validate, title)
     for title, results in panels.items():
@@ -155,6 +182,11 @@ def compare(args: argparse.Namespace, text: np.ndarray, validation: np.ndarray) 
     comparison.figure(panels, args.compare)
     print(f"curves: {args.compare}")
     return panels
+
+
+def settings(args: argparse.Namespace, text: np.ndarray) -> dict[str, Any]:
+    """Return all that the bits of a run depend on, to be kept with its checkpoints."""
+    return {name: getattr(args, name) for name in TRAJECTORY} | {"text (CRC)": zlib.crc32(text.data)}
 
 
 def optax_step(tx: optax.GradientTransformation) -> Any:
@@ -178,8 +210,7 @@ def main(argv: list[str] | None = None) -> Any:
             validation = corpus.validation_batches(held_out, 40, args.batch, args.seq)
             checkpoints = None
             if args.checkpoint:
-                settings = {name: getattr(args, name) for name in TRAJECTORY} | {"text (CRC)": zlib.crc32(text.data)}
-                checkpoints = Checkpoints(args.checkpoint, settings, args.resume)
+                checkpoints = Checkpoints(args.checkpoint, settings(args, text), args.resume)
                 stack.enter_context(contextlib.closing(checkpoints))
         except ValueError as error:
             parser.error(str(error))

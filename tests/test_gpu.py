@@ -180,7 +180,9 @@ def test_on_a_mesh_of_one_device_nothing_changes(kind):
     grads, state = grads_like(params, 0), tx.init(params)
     want = tx.step(grads, state, params)
     place = lambda x: jax.device_put(x, jax.NamedSharding(mesh, jax.P(*("a", "b")[: x.ndim])))  # noqa: E731
-    placed, cut = jax.tree.map(place, (grads, state, params)), jax.tree.map(lambda x: place(x).sharding.spec, state)
+    placed = jax.tree.map(place, (grads, params))
+    where = sr8.shardings(tx, placed[1])
+    placed, cut = (placed[0], jax.device_put(state, where), placed[1]), jax.tree.map(lambda s: s.spec, where)
     with jax.set_mesh(mesh):
         compiled = jax.jit(tx.step).lower(*placed).compile()
         assert "triton" in compiled.as_text()

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.core import Tracer
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from optax_sr8bit.checkpoint.moments import Layout, convert_leaf
 from optax_sr8bit.checkpoint.states import (
@@ -103,10 +103,11 @@ class Target:
             field: jax.tree.unflatten(jax.tree.structure(getattr(built, field)), column)
             for field, column in columns.items()
         }
-        fields["count"] = jnp.asarray(source.count, built.count.dtype)
+        small = {"count": np.asarray(source.count, built.count.dtype)}
         if hasattr(template, "seed"):
-            fields["seed"] = jnp.asarray(np.asarray(template.seed) if source.seed is None else source.seed)
-            fields["format"] = jnp.asarray(np.asarray(template.format))
+            small["seed"] = np.asarray(template.seed) if source.seed is None else source.seed
+            small["format"] = np.asarray(template.format)
+        fields |= {field: _held_everywhere(value, self._params) for field, value in small.items()}
         return _graft(self._fresh, others, template._replace(**fields), source.count)
 
 
@@ -152,6 +153,15 @@ def _placed_like(param: Any, arrays: tuple[Any, ...], layout: Layout) -> tuple[A
     if sharding is None or abstract or (len(sharding.device_set) == 1 and not getattr(param, "committed", False)):
         return tuple(map(jnp.asarray, arrays))
     return tuple(jax.device_put(x, _sharding_for(sharding, tuple(np.shape(x)), layout.shape)) for x in arrays)
+
+
+def _held_everywhere(x: np.ndarray, params: Any) -> jax.Array:
+    """The array on all devices of the parameters' mesh, if they are on one."""
+    for leaf in jax.tree.leaves(params):
+        sharding = getattr(leaf, "sharding", None)
+        if isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, Mesh) and sharding.mesh.size > 1:
+            return jax.device_put(x, NamedSharding(sharding.mesh, PartitionSpec(), memory_kind=sharding.memory_kind))
+    return jnp.asarray(x)
 
 
 def _sharding_for(sharding: Any, shape: tuple[int, ...], leaf: tuple[int, ...]) -> Any:
