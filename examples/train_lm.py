@@ -96,24 +96,29 @@ def compile_validation(structure: Any, windows: np.ndarray) -> Any:
     return lambda params: float(mean(params, windows))
 
 
+def start(args: argparse.Namespace, checkpoints: Checkpoints | None, params: Any, state: Any) -> tuple[int, Any, Any]:
+    """Return (steps done, parameters, optimizer state): those given or, for a resumed run, the newest checkpoint's."""
+    if not (checkpoints and args.resume):
+        return 0, params, state
+    done, params, state = checkpoints.restore(params, state)
+    print(f"resumed after {done} of {args.steps} steps")
+    return done, params, state
+
+
 def fit(
     args: argparse.Namespace,
     step: Callable[..., Any],
     batch: Callable[[int], Any],
     validate: Callable[[Any], float],
+    checkpoints: Checkpoints | None,
+    done: int,
     params: Any,
     state: Any,
-    checkpoints: Checkpoints | None,
 ) -> tuple[Any, Any]:
-    """Train from `params` and `state`, or where a resumed run stopped, with a progress bar, validation and checkpoints.
+    """Train on from what `done` steps have made, with a progress bar, validation and checkpoints.
 
-    `step` maps (params, state, batch) to new ones and the loss; `batch` maps the index of a step to its windows.
+    `step` maps (params, state, windows) to new ones and the loss; `batch` maps the index of a step to its windows.
     """
-    done = 0
-    if checkpoints and args.resume:
-        done, params, state = checkpoints.restore(params, state)
-        print(f"resumed after {done} of {args.steps} steps")
-
     tokens = args.batch * args.seq
     bar = tqdm(
         total=args.steps * tokens,
@@ -145,9 +150,11 @@ def train(
     structure, params = build_model(args)
     tx = build_optimizer(args, args.lr[0])
     sr8.explain(tx, params)
+    step = compile_step(structure, tx.step)
     batch = functools.partial(training_batch, args, text)
     validate = compile_validation(structure, validation)
-    return fit(args, compile_step(structure, tx.step), batch, validate, params, tx.init(params), checkpoints)
+    done, params, state = start(args, checkpoints, params, tx.init(params))
+    return fit(args, step, batch, validate, checkpoints, done, params, state)
 
 
 def compare(args: argparse.Namespace, text: np.ndarray, validation: np.ndarray) -> dict[str, list[comparison.Result]]:

@@ -57,11 +57,16 @@ def scale_axes(axes: Axes, blocks: int, sizes: Mapping[str, int]) -> Axes:
     return (*axes[:-1], ())
 
 
+def _if_cut(shards: tuple[Shard, ...], sizes: Mapping[str, int]) -> tuple[Shard, ...] | None:
+    """The shards, or None where every device has whole leaves and needs no offsets."""
+    return shards if any(pieces(shard.axes, sizes) > 1 for shard in shards) else None
+
+
 def explicit_mesh(params: Sequence[Any]) -> Any:
-    """The mesh in the parameters' types, where it has Explicit axes and more than one device; or None."""
+    """The mesh in the parameters' types, where it has Explicit axes; or None."""
     for param in params:
         mesh = getattr(getattr(jax.typeof(param), "sharding", None), "mesh", None)
-        if mesh is not None and not mesh.empty and mesh.size > 1 and AxisType.Explicit in mesh.axis_types:
+        if mesh is not None and not mesh.empty and AxisType.Explicit in mesh.axis_types:
             return mesh
     return None
 
@@ -85,7 +90,7 @@ def over_auto_axes(step: Step, block: int | None) -> Step:
         )
 
         def on_a_device(*operands):
-            return step(*operands, shards=shards)
+            return step(*operands, shards=_if_cut(shards, mesh.shape))
 
         at, out = _specs(shards, operands, mesh.shape)
         place = lambda spec: NamedSharding(mesh, spec)  # noqa: E731
@@ -116,7 +121,7 @@ def over_explicit_axes(step: Step, mesh: Any, block: int | None) -> Step:
         at, out = _specs(shards, operands, sizes)
         operands = jax.tree.map(_recut, operands, at)
         on_a_device = jax.shard_map(
-            lambda *operands: step(*operands, shards=shards),
+            lambda *operands: step(*operands, shards=_if_cut(shards, sizes)),
             mesh=mesh,
             in_specs=at,
             out_specs=out,

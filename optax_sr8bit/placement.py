@@ -22,7 +22,7 @@ def sharding_of(leaf: Any) -> NamedSharding | None:
             found = typed
     else:
         found = getattr(leaf, "sharding", None)
-    return found if isinstance(found, NamedSharding) and found.mesh.size > 1 else None
+    return found if isinstance(found, NamedSharding) else None
 
 
 def like(sharding: NamedSharding, shape: Sequence[int], whole: Sequence[int]) -> NamedSharding:

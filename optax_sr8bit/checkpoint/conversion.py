@@ -2,9 +2,10 @@
 
 from typing import Any
 
+import numpy as np
 import optax
 
-from optax_sr8bit.checkpoint.states import find, read
+from optax_sr8bit.checkpoint.states import by_name, find, read
 from optax_sr8bit.checkpoint.target import Target, codecs_of
 
 
@@ -47,7 +48,8 @@ def convert(state: Any, tx: optax.GradientTransformation, params: Any) -> Any:
       >>> state.mu["w"].dtype
       dtype('uint8')
     """
-    source = read(find(state, "state"), "state", codecs_of(tx, params))
+    shapes = {name: tuple(np.shape(leaf)) for name, leaf in by_name(params, "params").items()}
+    source = read(find(state, "state"), "state", codecs_of(tx, params), shapes)
     target = Target(tx, params)
     target.check(source)
     return target.fill(source, state)

@@ -82,17 +82,24 @@ def convert_leaf(leaf: Leaf, target: Layout, moments: tuple[str, ...]) -> Leaf:
         return Leaf(target, leaf.codes, leaf.scales or tuple(unused))
     signs = tuple(SIGNED[name] for name in moments)
     scales = leaf.scales if leaf.layout.block is not None else ()
-    codes, scales = (tuple(map(_on_auto_axes, arrays)) for arrays in (leaf.codes, scales))
-    return Leaf(target, *_recode(codes, scales, source=leaf.layout, target=target, signs=signs))
+    codes, scales = tuple(leaf.codes), tuple(scales)
+    mesh = next(filter(None, map(_explicit_mesh, codes)), None)
+    if mesh is None:
+        return Leaf(target, *_recode(codes, scales, source=leaf.layout, target=target, signs=signs))
+    # The same pieces where XLA decides on shardings: it may gather a row that is cut within a block.
+    mesh = Mesh(mesh.devices, mesh.axis_names)
+    codes, scales = jax.tree.map(
+        lambda x: jax.device_put(x, NamedSharding(mesh, x.sharding.spec, memory_kind=x.sharding.memory_kind)),
+        (codes, scales),
+    )
+    with jax.set_mesh(mesh):
+        return Leaf(target, *_recode(codes, scales, source=leaf.layout, target=target, signs=signs))
 
 
-def _on_auto_axes(x: Any) -> Any:
-    """The same pieces of an array where XLA decides on shardings: it may gather a row that is cut within a block."""
-    sharding: Any = getattr(x, "sharding", None)
-    if AxisType.Explicit not in getattr(getattr(sharding, "mesh", None), "axis_types", ()):
-        return x
-    mesh = Mesh(sharding.mesh.devices, sharding.mesh.axis_names)
-    return jax.device_put(x, NamedSharding(mesh, sharding.spec, memory_kind=sharding.memory_kind))
+def _explicit_mesh(x: Any) -> Any:
+    """The mesh of an array, if types say how it is cut."""
+    mesh = getattr(getattr(x, "sharding", None), "mesh", None)
+    return mesh if AxisType.Explicit in getattr(mesh, "axis_types", ()) else None
 
 
 @functools.partial(jax.jit, static_argnames=("source", "target", "signs"))

@@ -74,19 +74,23 @@ def find(tree: Any, what: str) -> Any:
     return found[0][1]
 
 
-def read(state: Any, what: str, known: Mapping[int, Codec] | None = None) -> Moments:
+def read(
+    state: Any, what: str, known: Mapping[int, Codec] | None = None, shapes: Mapping[str, tuple[int, ...]] | None = None
+) -> Moments:
     """Takes a state with moments apart.
 
     Args:
       state: for which `has_moments`; codes and scales may be abstract, count, seed and format may not.
       what: it is, for messages.
       known: codecs by their numbers, beside those of the library.
+      shapes: of the leaves by name, where known; else the first moment's.
 
     Raises:
       TypeError: where what must be concrete is not.
       ValueError: where the state contradicts itself; names every array that does.
     """
     ours, kind, names = _is_ours(state), type(state).__name__, moment_fields(state)
+    shapes = {} if shapes is None else shapes
     small = [state.count, state.seed, state.format] if ours else [state.count]
     if any(isinstance(x, Tracer | jax.ShapeDtypeStruct) for x in small):
         raise TypeError(
@@ -107,7 +111,7 @@ def read(state: Any, what: str, known: Mapping[int, Codec] | None = None) -> Mom
     trees = [by_name(getattr(state, name), f"{what}: {kind}.{name}") for name in names]
     _same_leaves(f"{what}: {kind}", names[0], trees[0], names, trees)
     if not ours:
-        leaves = _float_leaves(what, names, trees)
+        leaves = _float_leaves(what, names, trees, shapes)
         return Moments(kind, names, count.astype(np.int32), None, leaves)
     fields = [name + "_scale" for name in names]
     scales = [by_name(getattr(state, field), f"{what}: {kind}.{field}") for field in fields]
@@ -116,7 +120,7 @@ def read(state: Any, what: str, known: Mapping[int, Codec] | None = None) -> Mom
     if seed.shape != (2,) or seed.dtype != np.uint32:
         raise ValueError(f"{what}: seed must be uint32[2], is {seed.dtype}{list(seed.shape)}")
     codecs = {codec.number: codec for codec in CODECS.values()} | dict(known or {})
-    leaves = _coded_leaves(np.asarray(state.format), what, names, trees, scales, codecs)
+    leaves = _coded_leaves(np.asarray(state.format), what, names, trees, scales, codecs, shapes)
     return Moments(kind, names, count.astype(np.int32), seed, leaves)
 
 
@@ -162,14 +166,17 @@ def _same_leaves(
             raise ValueError(f"{what}.{field} has other leaves than {name}; {wrong}")
 
 
-def _float_leaves(what: str, names: tuple[str, ...], trees: list[dict[str, Any]]) -> dict[str, Leaf]:
+def _float_leaves(
+    what: str, names: tuple[str, ...], trees: list[dict[str, Any]], shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, Leaf]:
     leaves, wrong = {}, []
     for name, first in trees[0].items():
+        shape = shapes.get(name, tuple(first.shape))
         arrays = tuple(tree[name] for tree in trees)
         for field, array in zip(names, arrays, strict=True):
-            if not jnp.issubdtype(array.dtype, jnp.floating) or tuple(array.shape) != tuple(first.shape):
-                wrong.append(f"{field}/{name} is {array.dtype}{list(array.shape)}, expected floats {list(first.shape)}")
-        layout = Layout(tuple(first.shape), FLOAT32, None, tuple(jnp.dtype(array.dtype) for array in arrays))
+            if not jnp.issubdtype(array.dtype, jnp.floating) or tuple(array.shape) != shape:
+                wrong.append(f"{field}/{name} is {array.dtype}{list(array.shape)}, expected floats {list(shape)}")
+        layout = Layout(shape, FLOAT32, None, tuple(jnp.dtype(array.dtype) for array in arrays))
         leaves[name] = Leaf(layout, arrays, ())
     _raise(what, wrong)
     return leaves
@@ -182,6 +189,7 @@ def _coded_leaves(
     trees: list[dict[str, Any]],
     scales: list[dict[str, Any]],
     codecs: Mapping[int, Codec],
+    shapes: Mapping[str, tuple[int, ...]],
 ) -> dict[str, Leaf]:
     if form.shape != (2 + len(trees[0]),):
         raise ValueError(f"{what}: format is {list(form.shape)}, but there are {len(trees[0])} leaves: of another tree")
@@ -191,7 +199,7 @@ def _coded_leaves(
         raise ValueError(f"{what}: format gives blocks of 2**{form[1]} elements; no optimizer has built it")
     leaves, wrong = {}, []
     for (name, first), number in zip(trees[0].items(), form[2:].tolist(), strict=True):
-        shape, codec = tuple(first.shape), codecs.get(number)
+        shape, codec = shapes.get(name, tuple(first.shape)), codecs.get(number)
         if codec is None:
             wrong.append(f"{shown(name)} has codec number {number}, of no codec of the library nor of tx")
             continue
@@ -216,4 +224,4 @@ def _coded_leaves(
 
 def _raise(what: str, wrong: list[str]) -> None:
     if wrong:
-        raise ValueError(f"{what} contradicts itself, it is damaged or mixed up: " + "; ".join(wrong))
+        raise ValueError(f"{what} is damaged, mixed up, or of other parameters: " + "; ".join(wrong))

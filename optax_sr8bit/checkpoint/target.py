@@ -1,6 +1,6 @@
 """The state that a conversion builds: laid out by the new optimizer, filled with the old one's moments."""
 
-import math
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.core import Tracer
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, NamedSharding
 
 from optax_sr8bit.checkpoint.moments import Layout, convert_leaf
 from optax_sr8bit.checkpoint.states import (
@@ -22,7 +22,8 @@ from optax_sr8bit.checkpoint.states import (
     read,
 )
 from optax_sr8bit.codecs import Codec
-from optax_sr8bit.plan import plan_tree, shown
+from optax_sr8bit.placement import everywhere, like, sharding_of
+from optax_sr8bit.plan import plan_tree
 from optax_sr8bit.transform import Transformation
 
 # States of Optax that count the steps of a schedule beside others, and would begin it again if they stayed fresh.
@@ -71,13 +72,6 @@ class Target:
                 f"the moments of {source.kind} are of other leaves than those of tx and params; {wrong}. Rename the "
                 "leaves of the state, or pass the parameters that it was trained with"
             )
-        shapes = [
-            f"{shown(name)} is {list(source.leaves[name].layout.shape)}, expected {list(leaf.layout.shape)}"
-            for name, leaf in mine.leaves.items()
-            if source.leaves[name].layout.shape != leaf.layout.shape
-        ]
-        if shapes:
-            raise ValueError("moments and parameters differ in shape: " + "; ".join(shapes))
 
     def fill(self, source: Moments, others: Any = NOTHING) -> Any:
         """The state with the source's count, seed and moments.
@@ -128,11 +122,14 @@ def _laid_out(tx: optax.GradientTransformation, params: Any) -> tuple[Any, Any]:
         return jax.tree.map(bare, state, is_leaf=has_moments)
 
     leaves = jax.tree.leaves(params)
-    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
-        fresh = jax.jit(lambda: init(params))()
-        return whole, fresh
     devices = {frozenset(leaf.sharding.device_set) for leaf in leaves if isinstance(leaf, jax.Array)}
-    fresh = (jax.jit(init) if len(devices) <= 1 else init)(params)
+    with warnings.catch_warnings(record=True) as caught:
+        if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
+            fresh = jax.jit(lambda: init(params))()
+        else:
+            fresh = (jax.jit(init) if len(devices) <= 1 else init)(params)
+    for warning in caught:
+        warnings.warn(warning.message, warning.category, stacklevel=4)  # at the caller of `convert`
     return whole, fresh
 
 
@@ -144,34 +141,24 @@ def codecs_of(tx: Any, params: Any) -> Mapping[int, Codec]:
 
 
 def _placed_like(param: Any, arrays: tuple[Any, ...], layout: Layout) -> tuple[Any, ...]:
-    """Arrays of a leaf, codes or scales, sharded as its parameter, or where they are if that is nowhere in particular.
-
-    The last axis of scales is cut only where their number divides.
-    """
-    sharding = getattr(param, "sharding", None)
-    abstract = isinstance(getattr(sharding, "mesh", None), jax.sharding.AbstractMesh)
-    if sharding is None or abstract or (len(sharding.device_set) == 1 and not getattr(param, "committed", False)):
-        return tuple(map(jnp.asarray, arrays))
-    return tuple(jax.device_put(x, _sharding_for(sharding, tuple(np.shape(x)), layout.shape)) for x in arrays)
+    """Arrays of a leaf, codes or scales, placed as its parameter, or left in place if that is nowhere in particular."""
+    if sharding := _sharding(param):
+        return tuple(jax.device_put(x, like(sharding, np.shape(x), layout.shape)) for x in arrays)
+    if getattr(param, "committed", False):
+        return tuple(jax.device_put(x, param.sharding) for x in arrays)
+    return tuple(map(jnp.asarray, arrays))
 
 
 def _held_everywhere(x: np.ndarray, params: Any) -> jax.Array:
     """The array on all devices of the parameters' mesh, if they are on one."""
-    for leaf in jax.tree.leaves(params):
-        sharding = getattr(leaf, "sharding", None)
-        if isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, Mesh) and sharding.mesh.size > 1:
-            return jax.device_put(x, NamedSharding(sharding.mesh, PartitionSpec(), memory_kind=sharding.memory_kind))
-    return jnp.asarray(x)
+    sharding = next(filter(None, map(_sharding, jax.tree.leaves(params))), None)
+    return jnp.asarray(x) if sharding is None else jax.device_put(x, everywhere(sharding))
 
 
-def _sharding_for(sharding: Any, shape: tuple[int, ...], leaf: tuple[int, ...]) -> Any:
-    if shape == leaf or not isinstance(sharding, NamedSharding) or len(sharding.spec) < len(shape):
-        return sharding
-    last = sharding.spec[-1]
-    names = () if last is None else (last,) if isinstance(last, str) else tuple(last)
-    if shape[-1] % math.prod(sharding.mesh.shape[name] for name in names) == 0:
-        return sharding
-    return NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[:-1], None), memory_kind=sharding.memory_kind)
+def _sharding(param: Any) -> NamedSharding | None:
+    """That of an array, or of a ShapeDtypeStruct that names devices, over several of them."""
+    sharding = sharding_of(param)
+    return None if sharding is None or isinstance(sharding.mesh, AbstractMesh) else sharding
 
 
 def _graft(fresh: Any, old: Any, state: Any, count: np.ndarray) -> Any:
