@@ -86,7 +86,7 @@ def compile_step(structure: Any, step: Any) -> Any:
     return train_step
 
 
-def compile_validation(structure: Any, windows: np.ndarray) -> Any:
+def compile_validation(structure: Any, windows: np.ndarray | jax.Array) -> Any:
     """Return the mean loss over uint8[batches, batch, length + 1], as a function of the parameters."""
 
     @jax.jit
