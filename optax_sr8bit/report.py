@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from optax_sr8bit import state as states
 from optax_sr8bit.implementation import select
+from optax_sr8bit.placement import cut_blocks
 from optax_sr8bit.plan import LeafPlan, plan_tree, shown
 from optax_sr8bit.rule import Rule
 from optax_sr8bit.transform import Transformation
@@ -26,11 +27,13 @@ class LeafReport:
       plan: what happens to it.
       param_bytes: of the parameter.
       state_bytes: of its moments and scales.
+      cut: what it costs that edges of shards cut its blocks, or "".
     """
 
     plan: LeafPlan
     param_bytes: int
     state_bytes: int
+    cut: str
 
     @property
     def size(self) -> int:
@@ -100,7 +103,7 @@ def explain(tx: Transformation, params: Any) -> Report:
 
     Args:
       tx: an optimizer of this library, also within `sr8.chain` or `sr8.inject_hyperparams`.
-      params: a tree of arrays or ShapeDtypeStructs.
+      params: a tree of arrays or ShapeDtypeStructs; where they have shardings, what these cost is told.
 
     Returns:
       The `Report` that was printed.
@@ -110,11 +113,13 @@ def explain(tx: Transformation, params: Any) -> Report:
     """
     _require(tx)
     rule = tx.definition.rule
-    leaves = []
-    for plan in plan_tree(params, tx.options):
+    leaves, plans = [], plan_tree(params, tx.options)
+    cut = cut_blocks(plans, jax.tree.leaves(params))
+    for plan in plans:
         size, scales = math.prod(plan.shape), math.prod(plan.scale_shape)
         moment = size * jnp.dtype(plan.code_dtype).itemsize + scales * 4
-        leaves.append(LeafReport(plan, size * jnp.dtype(plan.dtype).itemsize, moment * len(rule.moments)))
+        sizes = size * jnp.dtype(plan.dtype).itemsize, moment * len(rule.moments)
+        leaves.append(LeafReport(plan, *sizes, cut.get(shown(plan.name), "")))
     report = Report(rule, "{} ({})".format(*select(tx.options.implementation)), tuple(leaves))
     print(report)
     return report
@@ -158,6 +163,7 @@ def _row(leaf: LeafReport) -> tuple[str, ...]:
     how = plan.rounding.name if plan.dtype != jnp.float32 else "-"
     per = f"{(leaf.param_bytes + leaf.state_bytes) / leaf.size:.3f}" if leaf.size else "-"
     why = plan.reason + ("; rare updates may be huge" if plan.codec.name == "dynamic" else "")
+    why += leaf.cut and f"; {leaf.cut}"
     block = "-" if plan.block is None else str(plan.block)
     return (shown(plan.name), str(list(plan.shape)), str(plan.dtype), how, plan.codec.name, block, per, why)
 
