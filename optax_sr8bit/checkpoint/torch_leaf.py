@@ -62,11 +62,11 @@ def read_leaf(fields: Mapping[str, Any], moments: Sequence[str], wanted: Layout,
     for name in moments:
         state = np.asarray(fields["state" + MOMENTS[name]])
         if state.dtype != np.uint8:
-            values.append(np.ascontiguousarray(state.transpose(axes)))
+            values.append(np.array(state.transpose(axes), order="C"))
             continue
         qmap, absmax = (np.asarray(fields[kind + MOMENTS[name]]) for kind in ("qmap", "absmax"))
         each = np.repeat(absmax, BLOCK)[: state.size].reshape(state.shape).transpose(axes)
-        code = np.ascontiguousarray(state.transpose(axes))
+        code = np.array(state.transpose(axes), order="C")
         values.append(qmap[code] * each)
         published = np.allclose(qmap, dynamic_map(SIGNED[name]), rtol=MAP_TOLERANCE, atol=0)
         scale = _common(each, wanted.block) if wanted.codec.number == DYNAMIC.number and published else None
