@@ -1,9 +1,7 @@
 """States saved, restored and damaged: nothing changes on the way, and damage is named before anything is computed."""
 
-import gc
 import pickle
 import re
-import sys
 
 import flax.serialization
 import jax
@@ -33,6 +31,9 @@ SAVED = {
     "injected": lambda: sr8.inject_hyperparams(sr8.lion)(optax.linear_schedule(1e-2, 0.0, 9), block_size=64),
     "mixed": lambda: ADAMW(codec={"*kernel": "dynamic", "*": "offset_wide"}, block_size=128, min_8bit_size=0),
 }
+
+# Reads of a damaged file that Orbax abandons, and complains of in whichever test comes later.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
 def through_orbax(state, tmp_path, template=None):
@@ -90,9 +91,8 @@ def test_a_state_restored_without_its_template_is_refused(opt, tmp_path):
         convert(restored, tx, params)
 
 
-def test_truncated_orbax_checkpoints_restore_nothing(tmp_path, monkeypatch):
+def test_truncated_orbax_checkpoints_restore_nothing(tmp_path):
     """Some files are copies or notes that no restore reads; half of any other is an error, never other arrays."""
-    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)  # reads that Orbax leaves behind
     params, tx = small(), ADAMW()
     _, state = run(tx.step, params, tx.init(params), 1)
     template = jax.eval_shape(tx.init, params)
@@ -110,7 +110,6 @@ def test_truncated_orbax_checkpoints_restore_nothing(tmp_path, monkeypatch):
         path.write_bytes(whole)
     assert {"_METADATA", "manifest.ocdbt", "d"} <= refused
     assert_same_bits(ocp.StandardCheckpointer().restore(tmp_path / "saved", template), state)
-    gc.collect()
 
 
 @pytest.mark.parametrize("options", [{"block_size": 128}, {"codec": "dynamic"}, {"min_8bit_size": 10**9}], ids=str)
