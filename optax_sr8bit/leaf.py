@@ -122,43 +122,6 @@ def _on_xla(params, grads, codes, scales, control, names, *, spec: LeafSpec, sha
     return results, tuple(zip(*new_codes, strict=True)), tuple(zip(*new_scales, strict=True))
 
 
-def _on_triton(*operands, spec: LeafSpec, shards):
-    """One launch for all leaves, or for those whose pieces have one layout; XLA for pieces that the kernel cannot step."""
-    from optax_sr8bit_kernels import triton_call
-
-    def launch(operands, shards):
-        how = {"result_dtype": spec.result_dtype, "block": spec.block, "shards": shards}
-        return triton_call.step_group(spec.parts(), *operands, **how)
-
-    if shards is None:
-        return launch(operands, None)
-    params, *_ = operands
-    kinds: dict[Any, list[int]] = {}
-    for i, (param, shard) in enumerate(zip(params, shards, strict=True)):
-        fits = shard.fits_kernel(param.shape)
-        kinds.setdefault(layout(param.shape, spec.block) if fits else None, []).append(i)
-    stepped: list[Any] = [None] * len(params)
-    for kind, members in kinds.items():
-        part, of_part = _members(operands, members), tuple(shards[i] for i in members)
-        results = _on_xla(*part, spec=spec, shards=of_part) if kind is None else launch(part, of_part)
-        for at, i in enumerate(members):
-            stepped[i] = jax.tree.map(lambda leaves, at=at: leaves[at], results, is_leaf=_is_leaves)
-    results, new_codes, new_scales = zip(*stepped, strict=True)
-    return results, tuple(zip(*new_codes, strict=True)), tuple(zip(*new_scales, strict=True))
-
-
-def _members(operands, members):
-    """The operands of some of the leaves."""
-    *arrays, control, names = operands
-    picked = jax.tree.map(lambda leaves: tuple(leaves[i] for i in members), tuple(arrays), is_leaf=_is_leaves)
-    return *picked, control, names[np.array(members)]
-
-
-def _is_leaves(x):
-    """Whether it is a tuple of arrays."""
-    return isinstance(x, tuple) and bool(x) and not isinstance(x[0], tuple)
-
-
 def _on_gpu(*operands, spec: LeafSpec, shards):
     """The kernel where the program runs on a GPU; XLA elsewhere, and under `vmap`, which no kernel call knows."""
     on_triton, on_xla = (functools.partial(one, spec=spec) for one in (_on_triton, _on_xla))
@@ -180,3 +143,56 @@ def _on_gpu(*operands, spec: LeafSpec, shards):
         return results, jax.tree.map(lambda _: True, results)
 
     return step(*operands)
+
+
+def _on_triton(*operands, spec: LeafSpec, shards):
+    """One launch for all leaves, or for those whose pieces have one layout; XLA for pieces that no kernel can step."""
+    from optax_sr8bit_kernels import triton_call
+
+    def launch(operands, shards):
+        how = {"result_dtype": spec.result_dtype, "block": spec.block, "shards": shards}
+        return triton_call.step_group(spec.parts(), *operands, **how)
+
+    if shards is None:
+        return launch(operands, None)
+    params, *_ = operands
+    kinds: dict[Any, list[int]] = {}
+    for i, (param, shard) in enumerate(zip(params, shards, strict=True)):
+        kinds.setdefault(layout(param.shape, spec.block) if shard.fits_kernel(param.shape) else None, []).append(i)
+
+    def step(part, members):
+        of_part = tuple(shards[i] for i in members)
+        on_xla = members == kinds.get(None)
+        return _on_xla(*part, spec=spec, shards=of_part) if on_xla else launch(part, of_part)
+
+    return step_parts(operands, kinds.values(), step)
+
+
+def step_parts(operands, parts, step):
+    """Steps some of the leaves at a time.
+
+    Args:
+      operands: as for `step_group`, of all leaves.
+      parts: the indices of the leaves that are stepped together, every leaf once.
+      step: (operands of a part, its indices) -> what `step_group` returns.
+
+    Returns:
+      What `step_group` returns, of all leaves.
+    """
+    params, _, codes, scales, control, names = operands
+    stepped: list[Any] = [None] * len(params)
+    for members in parts:
+        some = jax.tree.map(lambda leaves, m=members: tuple(leaves[i] for i in m), operands[:4], is_leaf=_is_leaves)
+        result, *state = step((*some, control, names[np.array(members)]), members)
+        for at, i in enumerate(members):
+            stepped[i] = (result[at], *([moment[at] for moment in moments] for moments in state))
+    new = (
+        tuple(tuple(one[part][k] for one in stepped) for k in range(len(moments)))
+        for part, moments in ((1, codes), (2, scales))
+    )
+    return tuple(one[0] for one in stepped), *new
+
+
+def _is_leaves(x):
+    """Whether it is a tuple of arrays."""
+    return isinstance(x, tuple) and not (x and isinstance(x[0], tuple))

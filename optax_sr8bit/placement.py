@@ -91,6 +91,16 @@ def _follow(leaf: jax.Array, shape: Sequence[int], value: int, dtype: Any) -> ja
     return (nothing | jnp.uint32(value)).astype(dtype)
 
 
+def on_device(x: jax.Array) -> jax.Array:
+    """The array in the memory of its device, where it is kept in the host's."""
+    return jax.device_put(x, jax.memory.Space.Device) if jax.typeof(x).memory_space == jax.memory.Space.Host else x
+
+
+def kept_with(new: jax.Array, old: jax.Array) -> jax.Array:
+    """The array in the host's memory, where the old one is kept there."""
+    return jax.device_put(new, jax.memory.Space.Host) if jax.typeof(old).memory_space == jax.memory.Space.Host else new
+
+
 def cut_blocks(plans: Sequence[LeafPlan], leaves: Sequence[Any]) -> dict[str, str]:
     """By name the leaves of which a shard's edge cuts a block, with what that costs and how to avoid it."""
     found = {}

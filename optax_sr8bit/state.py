@@ -6,11 +6,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.core import Tracer
 
 from optax_sr8bit import codecs, seeds
 from optax_sr8bit.options import Options
-from optax_sr8bit.placement import cut_blocks, filled_like, held_everywhere
+from optax_sr8bit.placement import cut_blocks, filled_like, held_everywhere, kept_with, on_device
 from optax_sr8bit.plan import LeafPlan, differences, named_leaves, plan_tree, shown
 from optax_sr8bit.rule import Rule
 
@@ -45,6 +46,25 @@ def init(rule: Rule, options: Options, params: Any) -> Any:
     words = [jnp.zeros([], jnp.int32), seeds.seed_words(options.seed), jnp.asarray(format_of(plans, options))]
     count, seed, fmt = (held_everywhere(x, leaves) for x in words)
     return rule.state(count=count, seed=seed, format=fmt, **fields)
+
+
+def arrays(rule: Rule, state: Any) -> tuple[tuple[tuple[jax.Array, ...], ...], ...]:
+    """Per moment, per leaf its codes and its scales, in the memory of the device."""
+    return tuple(
+        tuple(tuple(on_device(x) for x in jax.tree.leaves(getattr(state, field))) for field in fields)
+        for fields in rule.fields
+    )
+
+
+def stepped(rule: Rule, state: Any, codes: Any, scales: Any) -> Any:
+    """The state after a step: codes and scales as `arrays` gave them, in the memory where the old ones are."""
+    new = {}
+    for fields, moments in zip(rule.fields, (codes, scales), strict=True):
+        for field, leaves in zip(fields, moments, strict=True):
+            old, structure = jax.tree.flatten(getattr(state, field))
+            new[field] = jax.tree.unflatten(structure, [kept_with(x, y) for x, y in zip(leaves, old, strict=True)])
+    count = kept_with(optax.safe_increment(on_device(state.count)), state.count)
+    return state._replace(count=count, **new)
 
 
 def format_of(plans: list[LeafPlan], options: Options) -> np.ndarray:

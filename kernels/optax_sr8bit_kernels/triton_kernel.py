@@ -43,8 +43,8 @@ def step_leaves(
       results: per leaf where the difference goes, or ().
       grads: per leaf the gradient, [rows, length].
       control: uint32 [scalar_count + 3], the bits of float32 scalars, and what addresses the random bits of all leaves.
-      names: uint32 [leaves, 2], what addresses those of each; where leaves are pieces (`tiling.moved`) [leaves, 4], with
-        the row and the column of the whole at which each begins.
+      names: uint32 [leaves, 2], what addresses those of each; [leaves, 4] where leaves are pieces (`tiling.moved`),
+        with the row and column of the whole at which each begins.
       firsts: per leaf its first program.
       rows: per leaf its rows.
       lengths: per leaf its length over `tiling.unit`.
