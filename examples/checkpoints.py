@@ -35,7 +35,7 @@ class Checkpoints:
         """Return why the run cannot be resumed from here, or an empty string."""
         newest = self.manager.latest_step()
         if newest is None:
-            return "no checkpoint in this folder"
+            return "no checkpoint in this folder is complete: begin without --resume"
         saved = self.manager.restore(newest, args=ocp.args.Composite(settings=ocp.args.JsonRestore()))["settings"]
         changed = [name for name, value in self.settings.items() if saved.get(name) != value]
         return "; ".join(f"{name} was {saved.get(name)}, is {self.settings[name]}" for name in changed)

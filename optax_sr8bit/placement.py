@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 from jax.sharding import AxisType, NamedSharding
 
 from optax_sr8bit.partition import axes_of, cuts_a_block, pieces, scale_axes, spec_of
@@ -16,7 +17,7 @@ from optax_sr8bit_kernels.xla import into_blocks, unsigned
 def sharding_of(leaf: Any) -> NamedSharding | None:
     """The NamedSharding of an array, a ShapeDtypeStruct, or a tracer on a mesh with Explicit axes; None if unknown."""
     found = None
-    if isinstance(leaf, jax.core.Tracer):
+    if isinstance(leaf, Tracer):
         typed = getattr(jax.typeof(leaf), "sharding", None)
         if typed is not None and not typed.mesh.empty and AxisType.Explicit in typed.mesh.axis_types:
             found = typed
@@ -58,7 +59,7 @@ def filled_like(leaf: Any, shape: Sequence[int], value: int, dtype: Any) -> jax.
       dtype: of the array.
     """
     sharding = sharding_of(leaf)
-    if sharding is None and isinstance(leaf, jax.core.Tracer) and jax.device_count() > 1 and shape and leaf.size:
+    if sharding is None and isinstance(leaf, Tracer) and jax.device_count() > 1 and shape and leaf.size:
         return _follow(leaf, shape, value, dtype)
     full = jnp.full(shape, value, dtype)
     return full if sharding is None or isinstance(leaf, jax.ShapeDtypeStruct) else _place(full, leaf, sharding)
@@ -67,14 +68,14 @@ def filled_like(leaf: Any, shape: Sequence[int], value: int, dtype: Any) -> jax.
 def held_everywhere(x: jax.Array, leaves: Sequence[Any]) -> jax.Array:
     """The array on all devices of the parameters' mesh, where that is known."""
     for leaf in leaves:
-        if not isinstance(leaf, jax.core.Tracer | jax.ShapeDtypeStruct) and (sharding := sharding_of(leaf)):
+        if not isinstance(leaf, Tracer | jax.ShapeDtypeStruct) and (sharding := sharding_of(leaf)):
             return jax.device_put(x, everywhere(sharding))
     return x
 
 
 def _place(full: jax.Array, leaf: Any, sharding: NamedSharding) -> jax.Array:
     placed = like(sharding, full.shape, leaf.shape)
-    if isinstance(leaf, jax.core.Tracer):
+    if isinstance(leaf, Tracer):
         return jax.sharding.reshard(full, placed)
     return jax.device_put(full, placed)
 
@@ -96,7 +97,7 @@ def on_device(x: jax.Array) -> jax.Array:
     return jax.device_put(x, jax.memory.Space.Device) if jax.typeof(x).memory_space == jax.memory.Space.Host else x
 
 
-def kept_with(new: jax.Array, old: jax.Array) -> jax.Array:
+def kept_with(new: Any, old: jax.Array) -> Any:
     """The array in the host's memory, where the old one is kept there."""
     return jax.device_put(new, jax.memory.Space.Host) if jax.typeof(old).memory_space == jax.memory.Space.Host else new
 

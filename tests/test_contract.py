@@ -221,7 +221,6 @@ def test_type_of_the_learning_rate_does_not_matter(opt):
         assert_same_bits(result, results[0])
 
 
-@pytest.mark.xfail(reason="init does not shard the state like the parameters yet", strict=True)
 @EVERY_OPTIMIZER
 def test_state_keeps_its_type_on_an_explicit_mesh(opt):
     mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,), devices=jax.devices()[:2])
