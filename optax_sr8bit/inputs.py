@@ -30,7 +30,7 @@ def check(
     if not isinstance(state, rule.state):
         raise ValueError(
             f"{rule.name} keeps a state of type {rule.state.__name__}, got {type(state).__name__}; build it with "
-            "tx.init(params) (an Optax state, or a restored dict, is not continued)"
+            "tx.init(params), or continue an Optax state with sr8.checkpoint.convert"
         )
     shards = shards_of(params, specs)
     plans = plan_tree(params, options) if shards is None else _plan_pieces(params, shards, options)

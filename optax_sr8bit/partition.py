@@ -139,7 +139,7 @@ def _recut(array: Any, spec: PartitionSpec) -> Any:
     rank = array.ndim
     if axes_of(jax.typeof(array).sharding.spec, rank) == axes_of(spec, rank):
         return array
-    return jax.sharding.reshard(array, spec)
+    return jax.sharding.reshard(array, NamedSharding(jax.typeof(array).sharding.mesh, spec))
 
 
 def _is_spec(x: Any) -> bool:
