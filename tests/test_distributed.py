@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 
+import jax
 import numpy as np
 import pytest
 from example_runs import EXAMPLES, Runs, saved_bits, told, until
@@ -38,11 +39,14 @@ def checksum(output):
 
 def test_two_processes_have_the_bits_of_one(runs, tmp_path):
     options = ["--steps", "4", "--checkpoint-every", "2"]
-    run = lambda name, *more: runs.finish("train_distributed.py", *options, "--checkpoint", str(tmp_path / name), *more)  # noqa: E731
+
+    def run(name, *more):
+        return runs.finish("train_distributed.py", *options, "--checkpoint", str(tmp_path / name), *more)
+
     one = run("one", "--devices", "2")
     two = run("two", "--processes", "2")
     shutil.copytree(tmp_path / "two" / "2", tmp_path / "part" / "2")  # what a run leaves that ended after two steps
-    resumed = run("part", "--processes", "2", "--resume")
+    resumed = run("part", "--devices", "2", "--resume")  # and that one process goes on with
 
     desired = saved_bits(tmp_path / "one" / "4")
     assert np.dtype(np.uint8) in {dtype for dtype, _, _ in desired.values()}
@@ -83,7 +87,7 @@ def test_local_workers_end_together(ending, status, local_workers, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--batch", "3", "--devices", "2"], "--batch must be a multiple of the 2 devices"),
+        (["--batch", "3"], f"--batch must be a multiple of the {jax.device_count()} devices"),
         (["--coordinator", "localhost:1"], "--coordinator needs --processes and --process-id"),
         (["--coordinator", "localhost:1", "--processes", "2", "--process-id", "2"], "--process-id must be from 0 to 1"),
         (["--process-id", "0"], "--process-id needs --coordinator"),
@@ -93,7 +97,7 @@ def test_local_workers_end_together(ending, status, local_workers, tmp_path):
 def test_bad_command_lines_are_refused(options, message, runs, local_workers, capsys, monkeypatch):
     import train_distributed
 
-    monkeypatch.setattr(train_distributed, "connect", lambda args: None)  # two devices are there already
+    monkeypatch.setattr(train_distributed, "connect", lambda args: None)  # the test's own devices do
     with pytest.raises(SystemExit) as refused:
         train_distributed.main([*runs.options, *options])
     assert refused.value.code == 2
