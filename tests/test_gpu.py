@@ -194,6 +194,21 @@ def test_on_a_mesh_of_one_device_nothing_changes(kind):
         assert_same_bits(jax.jit(inside)(*placed), want)
 
 
+def test_a_state_in_host_memory_is_stepped_by_the_kernel():
+    mesh = jax.make_mesh((1,), ("a",), devices=jax.devices()[:1])
+    tx = ADAMW(implementation=KERNEL)
+    params = jax.device_put({"w": normal((64, 512), 0, 0.02, BF16)}, jax.NamedSharding(mesh, jax.P("a")))
+    grads, state = jax.device_put(grads_like(params, 0), jax.NamedSharding(mesh, jax.P("a"))), tx.init(params)
+    on_host = sr8.shardings(tx, params, memory_kind="pinned_host")
+    kept = jax.device_put(state, on_host)
+    out = (jax.tree.map(lambda p: p.sharding, params), on_host)
+    compiled = jax.jit(tx.step, out_shardings=out).lower(grads, kept, params).compile()
+    assert "triton" in compiled.as_text()
+    got = compiled(grads, kept, params)
+    assert got[1].mu["w"].sharding.memory_kind == "pinned_host"
+    assert_same_bits(got, tx.step(grads, state, params))
+
+
 @pytest.mark.parametrize("opt", **named((ADAMW, LION)))
 def test_donated_arrays_are_stepped_in_place(opt):
     tx, params = opt(implementation=KERNEL), {"w": jnp.ones((4096, 4096), BF16), "b": jnp.ones((4096,), BF16)}
