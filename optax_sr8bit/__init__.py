@@ -15,4 +15,4 @@ from optax_sr8bit.transform import Transformation as Transformation
 from optax_sr8bit.wrappers import chain as chain
 from optax_sr8bit.wrappers import inject_hyperparams as inject_hyperparams
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"

@@ -1,5 +1,6 @@
 """`examples/train_distributed.py`: the bits of two processes are those of one; a lost process ends the other."""
 
+import importlib
 import re
 import shutil
 import subprocess
@@ -27,9 +28,7 @@ def runs(tmp_path_factory):
 @pytest.fixture(scope="module")
 def local_workers():
     sys.path.insert(0, str(EXAMPLES))
-    import local_workers
-
-    yield local_workers
+    yield importlib.import_module("local_workers")
     sys.path.remove(str(EXAMPLES))
 
 
@@ -60,7 +59,7 @@ def test_two_processes_have_the_bits_of_one(runs, tmp_path):
 
 def test_a_killed_process_ends_the_other(runs, local_workers):
     place = ["--processes", "2", "--devices", "1", "--coordinator", f"localhost:{local_workers.free_port()}"]
-    options = ["--steps", "1000000", *place, "--process-id"]
+    options = ["--optimizer", "lion", "--steps", "1000000", *place, "--process-id"]
     survivor, victim = (runs.start("train_distributed.py", *options, index) for index in "01")
     until(lambda: "step=" in told(survivor), survivor, 0.1)
     assert victim.poll() is None
@@ -95,8 +94,7 @@ def test_local_workers_end_together(ending, status, local_workers, tmp_path):
     ],
 )
 def test_bad_command_lines_are_refused(options, message, runs, local_workers, capsys, monkeypatch):
-    import train_distributed
-
+    train_distributed = importlib.import_module("train_distributed")
     monkeypatch.setattr(train_distributed, "connect", lambda args: None)  # the test's own devices do
     with pytest.raises(SystemExit) as refused:
         train_distributed.main([*runs.options, *options])
