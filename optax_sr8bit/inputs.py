@@ -12,7 +12,7 @@ from optax_sr8bit.leaf import LeafSpec
 from optax_sr8bit.manual import manual_axes, shards_of
 from optax_sr8bit.options import Options
 from optax_sr8bit.partition import cuts_a_block, pieces
-from optax_sr8bit.placement import advice
+from optax_sr8bit.placement import advice, cut_blocks
 from optax_sr8bit.plan import LeafPlan, differences, named_leaves, plan_tree, shown
 from optax_sr8bit.rule import Rule
 from optax_sr8bit_kernels.shard import Shard
@@ -50,12 +50,14 @@ def _plan_pieces(params: Any, shards: list[Shard], options: Options) -> list[Lea
         for plan, shard in zip(plans, shards, strict=True)
         if plan.block is not None and cuts_a_block(shard.shape, shard.axes, sizes, plan.block)
     }
+    local = [dataclasses.replace(plan, shape=tuple(leaf.shape)) for plan, leaf in zip(plans, leaves, strict=True)]
+    cut |= cut_blocks(local, leaves)  # over further axes, which are Explicit
     if cut:
         raise ValueError(
             "inside a shard_map nothing is exchanged, but shards cut blocks: "
             + "; ".join(f"{name} has {why}" for name, why in cut.items())
         )
-    return [dataclasses.replace(plan, shape=tuple(leaf.shape)) for plan, leaf in zip(plans, leaves, strict=True)]
+    return local
 
 
 def _check_grads(grads: Any, plans: list[LeafPlan]) -> None:

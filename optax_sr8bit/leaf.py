@@ -76,14 +76,11 @@ def step_group(params, grads, codes, scales, control, names, *, spec: LeafSpec, 
     Returns:
       (per leaf the new parameter or update, per moment the new codes, per moment the new scales).
     """
-    operands = (params, grads, codes, scales, control, names)
     on_gpu = implementation == "triton" and spec.fits_kernel and params[0].size
-    if shards is None and (mesh := partition.explicit_mesh(params)):
-        # On the device's own pieces; where further axes are Auto, XLA partitions these.
-        alone = mesh.are_all_axes_explicit
-        step = functools.partial(_on_gpu if on_gpu and alone else _on_xla, spec=spec)
-        return partition.over_explicit_axes(step, mesh, spec.block)(*operands)
-    return (_on_gpu if on_gpu else _on_xla)(*operands, spec=spec, shards=shards)
+    mesh = partition.explicit_mesh(params) if shards is None else None
+    # Where further axes are Auto, XLA partitions these.
+    step = _on_gpu if on_gpu and (mesh is None or mesh.are_all_axes_explicit) else _xla_step
+    return step(spec, shards, mesh)(params, grads, codes, scales, control, names)
 
 
 @functools.partial(jax.jit, static_argnames=("spec", "shard"))
@@ -122,27 +119,39 @@ def _on_xla(params, grads, codes, scales, control, names, *, spec: LeafSpec, sha
     return results, tuple(zip(*new_codes, strict=True)), tuple(zip(*new_scales, strict=True))
 
 
-def _on_gpu(*operands, spec: LeafSpec, shards):
-    """The kernel where the program runs on a GPU; XLA elsewhere, and under `vmap`, which no kernel call knows."""
-    on_triton, on_xla = (functools.partial(one, spec=spec) for one in (_on_triton, _on_xla))
-    if shards is None:
-        on_triton = partition.over_auto_axes(on_triton, spec.block)
-        on_xla = functools.partial(on_xla, shards=None)
-    else:
-        on_triton, on_xla = (functools.partial(one, shards=shards) for one in (on_triton, on_xla))
+def _xla_step(spec: LeafSpec, shards, mesh):
+    """The step on XLA, of what `step_group` is given, over the mesh of Explicit axes, if any."""
+    if mesh is not None:
+        return partition.over_explicit_axes(functools.partial(_on_xla, spec=spec), mesh, spec.block)
+    return functools.partial(_on_xla, spec=spec, shards=shards)
 
-    @jax.custom_batching.custom_vmap
-    def step(*operands):
-        return jax.lax.platform_dependent(*operands, cuda=on_triton, default=on_xla)
+
+def _on_gpu(spec: LeafSpec, shards, mesh):
+    """As `_xla_step`, but the kernel where the program runs on a GPU; not under `vmap`, which no kernel call knows."""
+    on_triton, on_xla = (functools.partial(one, spec=spec) for one in (_on_triton, _on_xla))
+
+    def either(on_triton, on_xla):
+        return lambda *operands: jax.lax.platform_dependent(*operands, cuda=on_triton, default=on_xla)
+
+    def on_pieces(*operands, shards):
+        return either(*(functools.partial(one, shards=shards) for one in (on_triton, on_xla)))(*operands)
+
+    if mesh is not None:
+        step = partition.over_explicit_axes(on_pieces, mesh, spec.block, opaque=True)
+    elif shards is not None:
+        step = functools.partial(on_pieces, shards=shards)
+    else:
+        step = either(partition.over_auto_axes(on_triton, spec.block), functools.partial(on_xla, shards=None))
+    step = jax.custom_batching.custom_vmap(step)
 
     @step.def_vmap
     def batched(axis_size, in_batched, *operands):
         del axis_size
         axes = jax.tree.map(lambda is_batched: 0 if is_batched else None, in_batched)
-        results = jax.vmap(on_xla, in_axes=axes)(*operands)
+        results = jax.vmap(_xla_step(spec, shards, mesh), in_axes=axes)(*operands)
         return results, jax.tree.map(lambda _: True, results)
 
-    return step(*operands)
+    return step
 
 
 def _on_triton(*operands, spec: LeafSpec, shards):

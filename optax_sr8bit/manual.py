@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax
+from jax.core import Tracer
 from jax.sharding import PartitionSpec
 
 from optax_sr8bit.partition import axes_of
@@ -27,6 +28,14 @@ def all_manual() -> bool:
     return mesh.empty or set(mesh.manual_axes) == set(mesh.axis_names)
 
 
+def refuse_pieces(params: Any) -> None:
+    """Raises a ValueError where parameters are seen to be pieces: what happens to a leaf depends on its whole shape."""
+    if differing := _differing(params):
+        raise ValueError(
+            f"inside a shard_map, parameters differ over its axes ({differing}): call tx.init outside of it, under jit"
+        )
+
+
 def shards_of(params: Any, specs: Any) -> list[Shard] | None:
     """How each parameter is cut, or None where none is.
 
@@ -42,8 +51,7 @@ def shards_of(params: Any, specs: Any) -> list[Shard] | None:
     if specs is None:
         if not sizes:
             return None
-        differing = {shown(name): sorted(axes) for name, leaf in leaves if (axes := _varying(leaf))}
-        if differing:
+        if differing := _differing(params):
             raise ValueError(f"inside a shard_map, parameters differ over its axes ({differing}): {HELP}")
         if leaves and not _tracked(next(iter(sizes))):
             raise ValueError(
@@ -61,6 +69,11 @@ def shards_of(params: Any, specs: Any) -> list[Shard] | None:
     return [_shard(shown(name), leaf, spec, sizes) for (name, leaf), spec in zip(leaves, found, strict=True)]
 
 
+def _differing(params: Any) -> dict[str, list[str]]:
+    """By name the manual axes over which a parameter is known to differ."""
+    return {shown(name): sorted(axes) for name, leaf in named_leaves(params) if (axes := _varying(leaf))}
+
+
 def _shard(name: str, leaf: Any, spec: Any, sizes: dict[str, int]) -> Shard:
     if not _is_spec(spec):
         raise ValueError(f"specs must hold PartitionSpecs, at {name} it has a {type(spec).__name__}")
@@ -68,6 +81,8 @@ def _shard(name: str, leaf: Any, spec: Any, sizes: dict[str, int]) -> Shard:
         raise ValueError(f"the spec {spec} of {name} has more axes than its {leaf.ndim}")
     axes = axes_of(spec, leaf.ndim)
     named = {axis for names in axes for axis in names}
+    if len(named) < sum(map(len, axes)):
+        raise ValueError(f"the spec {spec} of {name} names an axis twice")
     if unknown := named - set(sizes):
         raise ValueError(f"the spec {spec} of {name} has axes that are not manual here: {sorted(unknown)}")
     if unnamed := set(_varying(leaf)) - named:
@@ -88,7 +103,8 @@ def _is_spec(x: Any) -> bool:
 
 def _varying(x: Any) -> frozenset[str]:
     """The manual axes over which an array is known to differ."""
-    return getattr(getattr(jax.typeof(x), "manual_axis_type", None), "varying", None) or frozenset()
+    kind = getattr(jax.typeof(x), "manual_axis_type", None) if isinstance(x, Tracer) else None
+    return getattr(kind, "varying", None) or frozenset()
 
 
 def _tracked(axis: str) -> bool:

@@ -104,8 +104,16 @@ def over_auto_axes(step: Step, block: int | None) -> Step:
     return stepped
 
 
-def over_explicit_axes(step: Step, mesh: Any, block: int | None) -> Step:
-    """The step where types say how arrays are cut; results are cut as what they replace."""
+def over_explicit_axes(step: Step, mesh: Any, block: int | None, opaque: bool = False) -> Step:
+    """The step where types say how arrays are cut; results are cut as what they replace.
+
+    Args:
+      step: the step.
+      mesh: the mesh in the types.
+      block: elements a scale, or None.
+      opaque: whether XLA cannot partition the step. What it can, and what needs no exchange, is left to it: `vmap` over
+        an axis that is cut itself knows no `shard_map`.
+    """
     explicit = {n for n, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind == AxisType.Explicit}
     sizes = dict(zip(mesh.axis_names, mesh.axis_sizes, strict=True))
 
@@ -119,6 +127,8 @@ def over_explicit_axes(step: Step, mesh: Any, block: int | None) -> Step:
             shard_of(param.shape, [held(param), held(codes[0][i])], sizes, block) for i, param in enumerate(params)
         )
         at, out = _specs(shards, operands, sizes)
+        if not opaque and all(jax.tree.leaves(jax.tree.map(_is_cut_so, operands, at))):
+            return step(*operands, shards=None)
         operands = jax.tree.map(_recut, operands, at)
         on_a_device = jax.shard_map(
             lambda *operands: step(*operands, shards=_if_cut(shards, sizes)),
@@ -136,10 +146,13 @@ def over_explicit_axes(step: Step, mesh: Any, block: int | None) -> Step:
 
 def _recut(array: Any, spec: PartitionSpec) -> Any:
     """The array, cut so; itself where it is."""
-    rank = array.ndim
-    if axes_of(jax.typeof(array).sharding.spec, rank) == axes_of(spec, rank):
+    if _is_cut_so(array, spec):
         return array
     return jax.sharding.reshard(array, NamedSharding(jax.typeof(array).sharding.mesh, spec))
+
+
+def _is_cut_so(array: Any, spec: PartitionSpec) -> bool:
+    return axes_of(jax.typeof(array).sharding.spec, array.ndim) == axes_of(spec, array.ndim)
 
 
 def _is_spec(x: Any) -> bool:

@@ -45,8 +45,14 @@ def shardings(tx: optax.GradientTransformation, params: Any, *, memory_kind: str
     state = jax.eval_shape(tx.init, jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, p.dtype), params))
     shared = everywhere(leaves[0][1].sharding)
 
-    def of_param(array: Any, param: Any) -> jax.NamedSharding:
+    def of_param(array: Any, param: Any) -> Any:
+        if _masked(array):
+            return array
         placed = like(param.sharding, array.shape, param.shape)
         return placed.with_memory_kind(memory_kind) if memory_kind else placed
 
-    return optax.tree.map_params(tx, of_param, state, params, transform_non_params=lambda _: shared)
+    return optax.tree.map_params(tx, of_param, state, params, transform_non_params=lambda _: shared, is_leaf=_masked)
+
+
+def _masked(x: Any) -> bool:
+    return isinstance(x, optax.MaskedNode)

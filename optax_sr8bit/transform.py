@@ -15,7 +15,7 @@ from optax_sr8bit.groups import group
 from optax_sr8bit.implementation import select
 from optax_sr8bit.in_place import InPlaceUpdate
 from optax_sr8bit.leaf import LeafSpec, step_group, step_parts
-from optax_sr8bit.manual import all_manual, manual_axes
+from optax_sr8bit.manual import all_manual, manual_axes, refuse_pieces
 from optax_sr8bit.options import Options
 from optax_sr8bit.placement import on_device
 from optax_sr8bit.rule import Definition, Rule
@@ -99,6 +99,7 @@ def build(definition: Definition, options: Options) -> Transformation:
         return jax.tree.unflatten(structure, results), states.stepped(rule, state, codes, scales)
 
     def init(params: Any) -> Any:
+        refuse_pieces(params)
         return states.init(rule, options, params)
 
     def update(

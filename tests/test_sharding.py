@@ -199,11 +199,7 @@ def test_mesh_with_axes_of_both_kinds():
         (AUTO, P("a")),
         (AUTO, P(None, "a")),
         (EXPLICIT, P(None, "a")),
-        pytest.param(
-            EXPLICIT,
-            P("a"),
-            marks=pytest.mark.xfail(reason="no shard_map under such a vmap", raises=ValueError, strict=True),
-        ),
+        (EXPLICIT, P("a")),
     ],
     ids=["members-auto", "rows-auto", "rows-explicit", "members-explicit"],
 )
@@ -376,10 +372,7 @@ def test_shardings_as_out_shardings_and_of_abstract_parameters(kind):
         lambda tx: sr8.chain(optax.clip_by_global_norm(1.0), tx),
         lambda tx: optax.chain(optax.trace(0.9), tx),
         lambda tx: sr8.inject_hyperparams(sr8.lion)(1e-3, min_8bit_size=SMALLEST),
-        pytest.param(
-            lambda tx: optax.masked(tx, {name: name != "small" for name in CASES["4x2"].leaves}),
-            marks=pytest.mark.xfail(reason="masked states hold placeholders", raises=ValueError, strict=True),
-        ),
+        lambda tx: optax.masked(tx, {name: name != "small" for name in CASES["4x2"].leaves}),
     ],
     ids=["sr8.chain", "optax.chain", "inject_hyperparams", "masked"],
 )

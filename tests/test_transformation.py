@@ -115,10 +115,13 @@ def test_a_parameter_named_value_keeps_its_name():
 
 def test_varying_parameters_inside_shard_map_are_refused():
     mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:2])
-    tx, spec = sr8.adamw(1e-3), jax.sharding.PartitionSpec("x")
-    inside = jax.shard_map(lambda p: tx.step(p, tx.init(p), p)[0], mesh=mesh, in_specs=spec, out_specs=spec)
+    tx, spec, params = sr8.adamw(1e-3), jax.sharding.PartitionSpec("x"), {"w": jnp.ones((64, 512), BF16)}
+    inside = jax.shard_map(lambda p, s: tx.step(p, s, p)[0], mesh=mesh, in_specs=(spec, jax.P()), out_specs=spec)
     with pytest.raises(ValueError, match=r"shard_map.*'w': \['x'\].*specs="):
-        jax.jit(inside)({"w": jnp.ones((64, 512), BF16)})
+        jax.jit(inside)(params, tx.init(params))
+    inside = jax.shard_map(lambda p: tx.init(p).mu, mesh=mesh, in_specs=spec, out_specs=spec)
+    with pytest.raises(ValueError, match=r"shard_map.*'w': \['x'\].*tx\.init outside"):
+        jax.jit(inside)(params)
 
 
 def test_both_back_ends_have_the_same_names():

@@ -62,9 +62,9 @@ def step_leaf(
 
     def advance(grad: Array, codes: Sequence[Array], scales: Sequence[Array]) -> tuple[Any, Any]:
         return parts.advance(
-            into_blocks(load(param), block),
-            into_blocks(load(grad), block),
-            tuple(into_blocks(c.astype(jnp.uint32), block, z) for c, z in zip(codes, parts.zeros, strict=True)),
+            load(into_blocks(param, block)),
+            load(into_blocks(grad, block)),
+            tuple(into_blocks(c, block, z).astype(jnp.uint32) for c, z in zip(codes, parts.zeros, strict=True)),
             tuple(lax.expand_dims(s, (s.ndim,)) for s in scales),
             place,
             scalars,
@@ -82,7 +82,7 @@ def step_leaf(
     result = store(out_of_blocks(stored, n), result_dtype)
     new_codes = tuple(out_of_blocks(c, n).astype(jnp.uint8) for c in new_codes)
     new_scales = tuple(lax.squeeze(s, (s.ndim - 1,)) for s in new_scales)
-    if shard is None and new_scales[0].shape[-1] % jax.device_count():  # else no edge of a shard can cut a block
+    if n % (block * jax.device_count()):  # else no edge of a shard can cut a block
         zero = words[2] >> 31  # the steps taken before are an int32 count and never negative, which no compiler knows
         result = placed_like(result, param, zero)
         new_codes = tuple(placed_like(c, old, zero) for c, old in zip(new_codes, codes, strict=True))
