@@ -54,7 +54,7 @@ def _plan_pieces(params: Any, shards: list[Shard], options: Options) -> list[Lea
     cut |= cut_blocks(local, leaves)  # over further axes, which are Explicit
     if cut:
         raise ValueError(
-            "inside a shard_map nothing is exchanged, but shards cut blocks: "
+            "inside a shard_map nothing can be exchanged, but edges of shards cut blocks: "
             + "; ".join(f"{name} has {why}" for name, why in cut.items())
         )
     return local

@@ -118,8 +118,8 @@ def cut_blocks(plans: Sequence[LeafPlan], leaves: Sequence[Any]) -> dict[str, st
 def advice(plan: LeafPlan, count: int) -> str:
     """What to do about a last axis in so many pieces whose edges cut blocks."""
     n = plan.shape[-1]
-    told = f"{count} pieces of {n} elements in blocks of {plan.block}"
+    told = f"{n} columns in {count} pieces and in blocks of {plan.block}"
     largest = math.gcd(n // count, 2048) if n % count == 0 else 1
     if largest >= SHORTEST_AXIS:
-        return f"{told}, so its last axis is exchanged in every step; block_size={largest} avoids it"
-    return f"{told}, so its last axis is exchanged in every step; no block_size avoids it: shard another axis"
+        return f"{told}; block_size={largest} avoids it"
+    return f"{told}; no block_size avoids it: shard another axis"

@@ -163,7 +163,7 @@ def _row(leaf: LeafReport) -> tuple[str, ...]:
     how = plan.rounding.name if plan.dtype != jnp.float32 else "-"
     per = f"{(leaf.param_bytes + leaf.state_bytes) / leaf.size:.3f}" if leaf.size else "-"
     why = plan.reason + ("; rare updates may be huge" if plan.codec.name == "dynamic" else "")
-    why += leaf.cut and f"; {leaf.cut}"
+    why += leaf.cut and f"; its last axis is exchanged: {leaf.cut}"
     block = "-" if plan.block is None else str(plan.block)
     return (shown(plan.name), str(list(plan.shape)), str(plan.dtype), how, plan.codec.name, block, per, why)
 

@@ -34,7 +34,10 @@ def init(rule: Rule, options: Options, params: Any) -> Any:
     leaves, structure = jax.tree.flatten(params)
     if cut := cut_blocks(plans, leaves):
         told = "; ".join(f"{name} has {why}" for name, why in cut.items())
-        warnings.warn(f"edges of shards cut blocks: {told}", stacklevel=3)
+        warnings.warn(
+            f"edges of shards cut blocks, so that the last axes of these leaves are exchanged in every step: {told}",
+            stacklevel=3,
+        )
     fields = {}
     for moment in rule.moments:
         codes, scales = [], []

@@ -34,6 +34,12 @@ def shardings(tx: optax.GradientTransformation, params: Any, *, memory_kind: str
       >>> placed = sr8.shardings(sr8.adamw(1e-3), params)
       >>> placed.mu_scale["w"].spec
       P('data',)
+
+      The specs of a `shard_map`, and what Orbax restores a state to (`jax.eval_shape` alone has no shardings):
+
+      >>> specs = jax.tree.map(lambda s: s.spec, placed)
+      >>> like = lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)
+      >>> abstract = jax.tree.map(like, jax.eval_shape(sr8.adamw(1e-3).init, params), placed)
     """
     leaves = named_leaves(params)
     without = [shown(n) for n, leaf in leaves if not isinstance(getattr(leaf, "sharding", None), jax.NamedSharding)]

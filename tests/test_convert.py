@@ -262,6 +262,13 @@ def test_training_that_switches_over_and_back(opt):
     assert distance(lost) > 3 * distance(got)
 
 
+def donated(tx, params):
+    """A state whose arrays a later step has taken."""
+    state = tx.init(params)
+    jax.jit(lambda state: jax.tree.map(lambda x: x + 1, state), donate_argnums=0)(state)
+    return state
+
+
 def two(opt):
     return {"w": jnp.ones((8, 512), BF16), "v": jnp.ones((8, 512), BF16)}
 
@@ -294,6 +301,7 @@ ERRORS = {
         TypeError,
         ["params", "jit"],
     ),
+    "donated": (lambda p: convert(donated(optax.lion(1e-3), p), LION(), p), ValueError, ["donated", "replaced"]),
     "ensemble": (
         lambda p: convert(jax.vmap(lambda _: ADAMW().init(p))(jnp.arange(3)), ADAMW(), p),
         ValueError,

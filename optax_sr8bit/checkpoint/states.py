@@ -97,6 +97,8 @@ def read(
             f"{what}: count, seed and format of the {kind} must be concrete, since they say what its bytes mean. "
             "Convert outside of jit, vmap and eval_shape, and restore the checkpoint first"
         )
+    if any(isinstance(x, jax.Array) and not isinstance(x, Tracer) and x.is_deleted() for x in jax.tree.leaves(state)):
+        raise ValueError(f"{what}: arrays of the {kind} were donated and are gone; convert the state that replaced it")
     unknown = [name for name in names if name not in SIGNED]
     if unknown:
         raise ValueError(f"{what}: no code is known for the moments {unknown} of {kind}; they cannot be converted")
