@@ -37,8 +37,9 @@ class Checkpoints:
         if newest is None:
             return "no checkpoint in this folder is complete: begin without --resume"
         saved = self.manager.restore(newest, args=ocp.args.Composite(settings=ocp.args.JsonRestore()))["settings"]
-        changed = [name for name, value in self.settings.items() if saved.get(name) != value]
-        return "; ".join(f"{name} was {saved.get(name)}, is {self.settings[name]}" for name in changed)
+        names = [*self.settings, *(name for name in saved if name not in self.settings)]
+        changed = [name for name in names if saved.get(name) != self.settings.get(name)]
+        return "; ".join(f"{name} was {saved.get(name)}, is {self.settings.get(name)}" for name in changed)
 
     def close(self) -> None:
         """Wait for the last write."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from optax_sr8bit import state as states
 from optax_sr8bit.leaf import LeafSpec
-from optax_sr8bit.manual import manual_axes, shards_of
+from optax_sr8bit.manual import manual_axes, shards_of, varying
 from optax_sr8bit.options import Options
 from optax_sr8bit.partition import cuts_a_block, pieces
 from optax_sr8bit.placement import advice, cut_blocks
@@ -32,10 +32,18 @@ def check(
             f"{rule.name} keeps a state of type {rule.state.__name__}, got {type(state).__name__}; build it with "
             "tx.init(params), or continue an Optax state with sr8.checkpoint.convert"
         )
-    shards = shards_of(params, specs)
+    shards = shards_of(params, specs, state.seed)
+    on_host = [shown(n) for n, p in named_leaves(params) if jax.typeof(p).memory_space == jax.memory.Space.Host]
+    if on_host:
+        raise ValueError(f"parameters, unlike states, must be in the memory of the device; on the host: {on_host}")
     plans = plan_tree(params, options) if shards is None else _plan_pieces(params, shards, options)
-    _check_grads(grads, plans)
-    states.check(rule, state, plans, options)
+    _check_grads(grads, plans, params)
+    try:
+        states.check(rule, state, plans, options)
+    except ValueError as error:
+        if not manual_axes():
+            raise
+        raise ValueError(f"{error}. If it was built inside the shard_map or pmap: call tx.init outside of it") from None
     return plans, shards
 
 
@@ -60,7 +68,7 @@ def _plan_pieces(params: Any, shards: list[Shard], options: Options) -> list[Lea
     return local
 
 
-def _check_grads(grads: Any, plans: list[LeafPlan]) -> None:
+def _check_grads(grads: Any, plans: list[LeafPlan], params: Any) -> None:
     """Raises a ValueError or TypeError that names every gradient that does not fit its parameter."""
     leaves = named_leaves(grads)
     if wrong := differences(leaves, plans):
@@ -73,6 +81,16 @@ def _check_grads(grads: Any, plans: list[LeafPlan]) -> None:
     ]
     if dtypes:
         raise TypeError("gradients must be floating arrays; take integer inputs out of jax.grad. " + "; ".join(dtypes))
+    apart = [
+        f"{shown(plan.name)}: over {sorted(varying(g) - varying(param))}"
+        for (plan, g), (_, param) in zip(pairs, named_leaves(params), strict=True)
+        if varying(g) - varying(param)
+    ]
+    if apart:
+        raise ValueError(
+            "inside a shard_map, gradients differ where their parameters do not; sum them before the step, by "
+            "jax.lax.psum or pmean. " + "; ".join(apart)
+        )
     shapes = [
         f"{shown(plan.name)}: gradient {list(g.shape)}, parameter {list(plan.shape)}"
         for plan, g in pairs

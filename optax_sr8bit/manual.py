@@ -4,9 +4,8 @@ from typing import Any
 
 import jax
 from jax.core import Tracer
-from jax.sharding import PartitionSpec
 
-from optax_sr8bit.partition import axes_of
+from optax_sr8bit.partition import axes_of, is_spec, pieces
 from optax_sr8bit.plan import named_leaves, shown
 from optax_sr8bit_kernels.shard import Shard
 
@@ -36,22 +35,24 @@ def refuse_pieces(params: Any) -> None:
         )
 
 
-def shards_of(params: Any, specs: Any) -> list[Shard] | None:
+def shards_of(params: Any, specs: Any, seed: jax.Array) -> list[Shard] | None:
     """How each parameter is cut, or None where none is.
 
     Args:
       params: a tree of arrays.
       specs: their PartitionSpecs, or a prefix of that tree, or None.
+      seed: of the state; over axes over which it differs parameters may too: they are members of an ensemble.
 
     Raises:
       ValueError: where specs are missing, not wanted, or do not fit, with the leaf's name.
     """
     sizes = manual_axes()
     leaves = named_leaves(params)
+    ensemble = varying(seed)
     if specs is None:
         if not sizes:
             return None
-        if differing := _differing(params):
+        if differing := _differing(params, ensemble):
             raise ValueError(f"inside a shard_map, parameters differ over its axes ({differing}): {HELP}")
         if leaves and not _tracked(next(iter(sizes))):
             raise ValueError(
@@ -62,20 +63,20 @@ def shards_of(params: Any, specs: Any) -> list[Shard] | None:
     if not sizes:
         raise ValueError("specs= is for steps inside a shard_map; outside, arrays know their shardings: drop it")
     try:
-        full = jax.tree.map(lambda spec, below: jax.tree.map(lambda _: spec, below), specs, params, is_leaf=_is_spec)
+        full = jax.tree.map(lambda spec, below: jax.tree.map(lambda _: spec, below), specs, params, is_leaf=is_spec)
     except (ValueError, TypeError) as error:
         raise ValueError(f"specs must be a tree of PartitionSpecs like the parameters, or a prefix: {error}") from None
-    found = jax.tree.leaves(full, is_leaf=_is_spec)
-    return [_shard(shown(name), leaf, spec, sizes) for (name, leaf), spec in zip(leaves, found, strict=True)]
+    found = jax.tree.leaves(full, is_leaf=is_spec)
+    return [_shard(shown(name), leaf, spec, sizes, ensemble) for (name, leaf), spec in zip(leaves, found, strict=True)]
 
 
-def _differing(params: Any) -> dict[str, list[str]]:
-    """By name the manual axes over which a parameter is known to differ."""
-    return {shown(name): sorted(axes) for name, leaf in named_leaves(params) if (axes := _varying(leaf))}
+def _differing(params: Any, ensemble: frozenset[str] = frozenset()) -> dict[str, list[str]]:
+    """By name the manual axes, but for those of an ensemble, over which a parameter is known to differ."""
+    return {shown(name): sorted(axes) for name, leaf in named_leaves(params) if (axes := varying(leaf) - ensemble)}
 
 
-def _shard(name: str, leaf: Any, spec: Any, sizes: dict[str, int]) -> Shard:
-    if not _is_spec(spec):
+def _shard(name: str, leaf: Any, spec: Any, sizes: dict[str, int], ensemble: frozenset[str]) -> Shard:
+    if not is_spec(spec):
         raise ValueError(f"specs must hold PartitionSpecs, at {name} it has a {type(spec).__name__}")
     if len(spec) > leaf.ndim:
         raise ValueError(f"the spec {spec} of {name} has more axes than its {leaf.ndim}")
@@ -85,23 +86,20 @@ def _shard(name: str, leaf: Any, spec: Any, sizes: dict[str, int]) -> Shard:
         raise ValueError(f"the spec {spec} of {name} names an axis twice")
     if unknown := named - set(sizes):
         raise ValueError(f"the spec {spec} of {name} has axes that are not manual here: {sorted(unknown)}")
-    if unnamed := set(_varying(leaf)) - named:
+    if unnamed := set(varying(leaf)) - named - ensemble:
         raise ValueError(
             f"{name} differs over the axes {sorted(unnamed)}, which its spec {spec} does not name: all its copies "
             "would draw the same random bits"
         )
-    count = [1] * leaf.ndim
-    for axis, names in enumerate(axes):
-        for one in names:
-            count[axis] *= sizes[one]
-    return Shard(tuple(n * k for n, k in zip(leaf.shape, count, strict=True)), axes)
+    if (same := named - varying(leaf)) and _tracked(next(iter(same))):
+        raise ValueError(
+            f"{name} is the same over the axes {sorted(same)}, over which its spec {spec} cuts it: its copies would "
+            "draw different random bits. Specs are those of what tx.step is given, less axes that vmap has taken"
+        )
+    return Shard(tuple(n * pieces((names,), sizes) for n, names in zip(leaf.shape, axes, strict=True)), axes)
 
 
-def _is_spec(x: Any) -> bool:
-    return isinstance(x, PartitionSpec)
-
-
-def _varying(x: Any) -> frozenset[str]:
+def varying(x: Any) -> frozenset[str]:
     """The manual axes over which an array is known to differ."""
     kind = getattr(jax.typeof(x), "manual_axis_type", None) if isinstance(x, Tracer) else None
     return getattr(kind, "varying", None) or frozenset()
@@ -109,4 +107,4 @@ def _varying(x: Any) -> frozenset[str]:
 
 def _tracked(axis: str) -> bool:
     """Whether types say over which axes arrays differ: a device's own index does, if any."""
-    return bool(_varying(jax.lax.axis_index(axis)))
+    return bool(varying(jax.lax.axis_index(axis)))

@@ -43,11 +43,9 @@ def cuts_a_block(shape: Sequence[int], axes: Axes, sizes: Mapping[str, int], blo
 
 
 def shard_of(shape: Sequence[int], held: Sequence[Axes], sizes: Mapping[str, int], block: int | None) -> Shard:
-    """How a leaf is stepped: cut as the finest of its arrays, but the last axis whole where an edge cuts a block."""
-    axes = max(held, key=lambda one: pieces(one, sizes))
-    if cuts_a_block(shape, axes, sizes, block):
-        axes = (*axes[:-1], ())
-    return Shard(tuple(shape), axes)
+    """How a leaf is stepped: cut as the finest of its arrays, whose last axes are whole where an edge cuts a block."""
+    usable = [(*axes[:-1], ()) if cuts_a_block(shape, axes, sizes, block) else axes for axes in held]
+    return Shard(tuple(shape), max(usable, key=lambda axes: pieces(axes, sizes)))
 
 
 def scale_axes(axes: Axes, blocks: int, sizes: Mapping[str, int]) -> Axes:
@@ -94,7 +92,7 @@ def over_auto_axes(step: Step, block: int | None) -> Step:
 
         at, out = _specs(shards, operands, mesh.shape)
         place = lambda spec: NamedSharding(mesh, spec)  # noqa: E731
-        return mesh, on_a_device, jax.tree.map(place, out, is_leaf=_is_spec), jax.tree.map(place, at, is_leaf=_is_spec)
+        return mesh, on_a_device, jax.tree.map(place, out, is_leaf=is_spec), jax.tree.map(place, at, is_leaf=is_spec)
 
     def stepped(*operands):
         call = custom_partitioning(whole)
@@ -155,7 +153,8 @@ def _is_cut_so(array: Any, spec: PartitionSpec) -> bool:
     return axes_of(jax.typeof(array).sharding.spec, array.ndim) == axes_of(spec, array.ndim)
 
 
-def _is_spec(x: Any) -> bool:
+def is_spec(x: Any) -> bool:
+    """Whether it is a PartitionSpec, which `jax.tree` must not take apart."""
     return isinstance(x, PartitionSpec)
 
 

@@ -58,11 +58,11 @@ def filled_like(leaf: Any, shape: Sequence[int], value: int, dtype: Any) -> jax.
       value: what it holds.
       dtype: of the array.
     """
-    sharding = sharding_of(leaf)
-    if sharding is None and isinstance(leaf, Tracer) and jax.device_count() > 1 and shape and leaf.size:
+    if isinstance(leaf, Tracer) and shape and leaf.size:
         return _follow(leaf, shape, value, dtype)
-    full = jnp.full(shape, value, dtype)
-    return full if sharding is None or isinstance(leaf, jax.ShapeDtypeStruct) else _place(full, leaf, sharding)
+    sharding = None if isinstance(leaf, Tracer | jax.ShapeDtypeStruct) else sharding_of(leaf)
+    # Made where it belongs: a whole leaf may not fit one device, nor should it go from process to process.
+    return jnp.full(shape, value, dtype, device=sharding and like(sharding, shape, leaf.shape))
 
 
 def held_everywhere(x: jax.Array, leaves: Sequence[Any]) -> jax.Array:
@@ -73,18 +73,18 @@ def held_everywhere(x: jax.Array, leaves: Sequence[Any]) -> jax.Array:
     return x
 
 
-def _place(full: jax.Array, leaf: Any, sharding: NamedSharding) -> jax.Array:
-    placed = like(sharding, full.shape, leaf.shape)
-    if isinstance(leaf, Tracer):
-        return jax.sharding.reshard(full, placed)
-    return jax.device_put(full, placed)
-
-
 def _follow(leaf: jax.Array, shape: Sequence[int], value: int, dtype: Any) -> jax.Array:
-    """For tracers, whose shardings XLA decides: it shards what it computes from a parameter like that.
+    """For tracers, whose shardings XLA may decide: it shards what it computes from a parameter like that.
 
     The result does not depend on the parameter, but XLA must not see so before it has decided.
     """
+    if (sharding := sharding_of(leaf)) and shape[-1] != leaf.shape[-1]:
+        # As the scales, of which the last axis is whole where edges cut blocks.
+        last = axes_of(like(sharding, shape, leaf.shape).spec, len(shape))[-1]
+        if cuts_a_block(leaf.shape, (last,), sharding.mesh.shape, -(-leaf.shape[-1] // shape[-1])):
+            last = ()
+        axes = (*axes_of(sharding.spec, leaf.ndim)[:-1], last)
+        leaf = jax.sharding.reshard(leaf, NamedSharding(sharding.mesh, spec_of(axes)))
     zero = jax.lax.optimization_barrier(jnp.uint32(0))
     nothing = unsigned(leaf).astype(jnp.uint32) & zero
     if shape[-1] != leaf.shape[-1]:

@@ -118,5 +118,8 @@ def build(definition: Definition, options: Options) -> Transformation:
 @functools.partial(jax.jit, static_argnums=0)
 def _control(rule: Rule, hyper: dict[str, jax.Array], seed: jax.Array, count: jax.Array) -> jax.Array:
     """All that is new in a step: the rule's scalars, seed and count, in one uint32 array, for one small kernel."""
-    scalars = jax.lax.bitcast_convert_type(jnp.stack(rule.scalars(hyper, count)), jnp.uint32)
-    return jnp.concatenate([scalars, seed, count.astype(jnp.uint32)[None]])
+    scalars = [jax.lax.bitcast_convert_type(x, jnp.uint32) for x in rule.scalars(hyper, count)]
+    words = [*scalars, seed[0], seed[1], count.astype(jnp.uint32)]
+    # Members of an ensemble may be cut over a mesh, and their learning rate is not: what is stacked must be alike.
+    zero = (seed[0] ^ seed[0]) | (words[-1] ^ words[-1])
+    return jnp.stack([word | zero for word in words])

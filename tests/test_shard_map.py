@@ -15,6 +15,7 @@ from meshes import EVERY_CASE, KINDS, SMALLEST, alone, assert_placed_like, colle
 from tables import ADAMW, BF16, F32, LION, assert_same_bits, grads_like, normal
 
 import optax_sr8bit as sr8
+from optax_sr8bit import leaf, transform
 from optax_sr8bit_kernels.shard import Shard
 
 AUTO, EXPLICIT = AxisType.Auto, AxisType.Explicit
@@ -192,6 +193,46 @@ REFUSED = {
 def test_refusals_say_why_and_what_to_do(how, told):
     with pytest.raises(ValueError, match=told):
         attempt(**how)
+
+
+def test_an_ensemble_over_devices():
+    """Members differ over the axis, and so do their seeds; what a `vmap` has taken away is no axis of a spec."""
+    tx, params = LION(min_8bit_size=SMALLEST), {"w": normal((8, 8, 512), 0, 0.02, BF16)}
+    grads, state = grads_like(params, 0), jax.vmap(tx.init)(params)
+    state = state._replace(seed=jnp.arange(16, dtype=jnp.uint32).reshape(8, 2))
+    want = jax.vmap(tx.step)(grads, state, params)
+    mesh = mesh_of((8,), AUTO)
+    for specs in (None, P()):
+        inside = mapped(jax.vmap(functools.partial(tx.step, specs=specs)), mesh, ROWS, ROWS)
+        assert_same_bits(jax.jit(inside)(grads, state, params), want)
+    with pytest.raises(ValueError, match="cuts it"):
+        attempt(P("a"), spec=P())
+
+
+def test_gradients_that_were_not_summed_are_refused():
+    tx, grads, state, params = rows(LION)
+    inside = jax.shard_map(tx.step, mesh=mesh_of((4,), AUTO), in_specs=(P("a"), P(), P()), out_specs=P("a"))
+    local = jax.tree.map(lambda g: jnp.concatenate([g] * 4), grads)
+    with pytest.raises(ValueError, match=r"gradients differ where .*psum.* w: over \['a'\]"):
+        jax.eval_shape(inside, local, state, params)
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("door", ["step", "update", "in_place"])
+def test_the_kernel_traces_inside(monkeypatch, door, check_vma):
+    pytest.importorskip("jax_triton", reason="jax-triton cannot be installed here")
+    monkeypatch.setattr(transform, "select", lambda asked: ("triton", "test"))
+    tx, grads, state, params = rows(ADAMW, in_place=door == "in_place")
+
+    def advance(grads, state, params):
+        if door == "step":
+            return tx.step(grads, state, params, specs=ROWS)
+        updates, state = tx.update(grads, state, params, specs=ROWS)
+        return optax.apply_updates(params, updates), state
+
+    inside = mapped(advance, mesh_of((4,), AUTO), ROWS, cut(state), check_vma=check_vma)
+    assert "triton_kernel_call" in str(jax.make_jaxpr(inside)(grads, state, params))
+    leaf.step_group.clear_cache()
 
 
 def test_what_is_refused_otherwise_works():

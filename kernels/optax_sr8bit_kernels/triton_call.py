@@ -61,7 +61,7 @@ def step_group(
     # What a kernel writes it gets as refs. One that is only read would be copied where the caller still uses its array.
     written = {"codes": tuple(map(tuple, codes)), "scales": tuple(map(tuple, scales)) if parts.blockwise else ()}
     if parts.differs:
-        written["results"] = tuple(jax.lax.empty(p.shape, result_dtype) for p in params)
+        written["results"] = tuple(_empty_like(p, result_dtype) for p in params)
     else:
         written["params"] = tuple(params)
 
@@ -94,3 +94,10 @@ def step_group(
     new = run_state(launch)(written)
     results = new["results"] if parts.differs else new["params"]
     return results, new["codes"], new["scales"] or tuple(map(tuple, scales))
+
+
+def _empty_like(param: Array, dtype: Any) -> Array:
+    """An array of the parameter's shape and, inside a `shard_map`, type, that holds anything."""
+    varying = getattr(getattr(jax.typeof(param), "manual_axis_type", None), "varying", frozenset())
+    empty = jax.lax.empty(param.shape, dtype)
+    return jax.lax.pcast(empty, tuple(varying), to="varying") if varying else empty

@@ -82,12 +82,10 @@ def step_leaf(
     result = store(out_of_blocks(stored, n), result_dtype)
     new_codes = tuple(out_of_blocks(c, n).astype(jnp.uint8) for c in new_codes)
     new_scales = tuple(lax.squeeze(s, (s.ndim - 1,)) for s in new_scales)
-    if n % (block * jax.device_count()):  # else no edge of a shard can cut a block
-        zero = words[2] >> 31  # the steps taken before are an int32 count and never negative, which no compiler knows
-        result = placed_like(result, param, zero)
-        new_codes = tuple(placed_like(c, old, zero) for c, old in zip(new_codes, codes, strict=True))
-        new_scales = tuple(placed_like(s, old, zero) for s, old in zip(new_scales, scales, strict=True))
-    return result, new_codes, new_scales
+    zero = words[2] >> 31  # the steps taken before are an int32 count and never negative, which no compiler knows
+    new_codes = tuple(placed_like(c, old, zero) for c, old in zip(new_codes, codes, strict=True))
+    new_scales = tuple(placed_like(s, old, zero) for s, old in zip(new_scales, scales, strict=True))
+    return placed_like(result, param, zero), new_codes, new_scales
 
 
 def placed_like(x: Array, other: Array, zero: Array) -> Array:

@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 import optax
 
@@ -112,6 +113,12 @@ def to_bitsandbytes(
       TypeError: for abstract states.
       ValueError: as `convert`; for leaves without a key, keys without a leaf.
     """
+    elsewhere = [x for x in jax.tree.leaves(state) if isinstance(x, jax.Array) and not _reachable(x)]
+    if elsewhere:
+        raise ValueError(
+            f"{len(elsewhere)} arrays of the state lie on devices of other processes; bring them here first, with "
+            "jax.experimental.multihost_utils.process_allgather(state, tiled=True)"
+        )
     source = read(find(state, "state"), "state")
     _check_kind(source)
     keys = _keys(names, source.leaves)
@@ -121,6 +128,10 @@ def to_bitsandbytes(
         in_8_bits = math.prod(leaf.layout.shape) >= min_8bit_size
         result[keys[name]] = {"step": int(source.count), **written_leaf(leaf, source.names, turned[name], in_8_bits)}
     return flattened(result) if flat else {"state": result}
+
+
+def _reachable(x: jax.Array) -> bool:
+    return x.is_fully_addressable or x.is_fully_replicated
 
 
 def _check_kind(moments: Moments) -> None:

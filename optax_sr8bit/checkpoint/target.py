@@ -143,10 +143,16 @@ def codecs_of(tx: Any, params: Any) -> Mapping[int, Codec]:
 def _placed_like(param: Any, arrays: tuple[Any, ...], layout: Layout) -> tuple[Any, ...]:
     """Arrays of a leaf, codes or scales, placed as its parameter, or left in place if that is nowhere in particular."""
     if sharding := _sharding(param):
-        return tuple(jax.device_put(x, like(sharding, np.shape(x), layout.shape)) for x in arrays)
+        return tuple(jax.device_put(x, _in_memory_of(x, like(sharding, np.shape(x), layout.shape))) for x in arrays)
     if getattr(param, "committed", False):
         return tuple(jax.device_put(x, param.sharding) for x in arrays)
     return tuple(map(jnp.asarray, arrays))
+
+
+def _in_memory_of(x: Any, sharding: NamedSharding) -> NamedSharding:
+    """The sharding in the host's memory, where the array is kept there."""
+    on_host = isinstance(x, jax.Array) and jax.typeof(x).memory_space == jax.memory.Space.Host
+    return sharding.with_memory_kind(x.sharding.memory_kind or "pinned_host") if on_host else sharding
 
 
 def _held_everywhere(x: np.ndarray, params: Any) -> jax.Array:
