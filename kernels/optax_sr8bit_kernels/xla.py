@@ -83,7 +83,8 @@ def step_leaf(
     new_codes = tuple(out_of_blocks(c, n).astype(jnp.uint8) for c in new_codes)
     new_scales = tuple(lax.squeeze(s, (s.ndim - 1,)) for s in new_scales)
     zero = words[2] >> 31  # the steps taken before are an int32 count and never negative, which no compiler knows
-    new_codes = tuple(placed_like(c, old, zero) for c, old in zip(new_codes, codes, strict=True))
+    if n % (8 * block):  # else eight devices cannot cut a block; on a GPU it would cost 4 bytes and 13 % of the speed
+        new_codes = tuple(placed_like(c, old, zero) for c, old in zip(new_codes, codes, strict=True))
     new_scales = tuple(placed_like(s, old, zero) for s, old in zip(new_scales, scales, strict=True))
     return placed_like(result, param, zero), new_codes, new_scales
 
