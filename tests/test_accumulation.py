@@ -148,7 +148,7 @@ def test_momentum_without_gradient_decays_and_the_parameter_stops(b1):
 def test_lion_converges_without_noise(dtype):
     """A quadratic with curvatures over two decades, a cosine schedule to zero: the end is where float32's is."""
     rng = np.random.default_rng(0)
-    shape, steps = (32, 256), 1000
+    shape, steps = (128, 256), 1000  # with a quarter of the elements another seed changes a ratio by a tenth
     curvature = jnp.asarray(10 ** rng.uniform(-2, 0, shape), jnp.float32)
     target = jnp.asarray(rng.standard_normal(shape), jnp.float32)
 
