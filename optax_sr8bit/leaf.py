@@ -165,14 +165,14 @@ def _on_triton(*operands, spec: LeafSpec, shards):
     if shards is None:
         return launch(operands, None)
     params, *_ = operands
+    fits = [shard.fits_kernel(param.shape) for param, shard in zip(params, shards, strict=True)]
     kinds: dict[Any, list[int]] = {}
-    for i, (param, shard) in enumerate(zip(params, shards, strict=True)):
-        kinds.setdefault(layout(param.shape, spec.block) if shard.fits_kernel(param.shape) else None, []).append(i)
+    for i, param in enumerate(params):
+        kinds.setdefault(layout(param.shape, spec.block) if fits[i] else None, []).append(i)
 
     def step(part, members):
         of_part = tuple(shards[i] for i in members)
-        on_xla = members == kinds.get(None)
-        return _on_xla(*part, spec=spec, shards=of_part) if on_xla else launch(part, of_part)
+        return launch(part, of_part) if fits[members[0]] else _on_xla(*part, spec=spec, shards=of_part)
 
     return step_parts(operands, kinds.values(), step)
 

@@ -77,15 +77,12 @@ def over_auto_axes(step: Step, block: int | None) -> Step:
 
     def partition(mesh, operands, results):
         del results
-        params, _, codes, *_ = operands
 
         def held(array):
             spec = getattr(array.sharding, "spec", None)  # without a mesh there are no names, and the leaf stays whole
             return axes_of(spec or (), len(array.shape))
 
-        shards = tuple(
-            shard_of(param.shape, [held(param), held(codes[0][i])], mesh.shape, block) for i, param in enumerate(params)
-        )
+        shards = _shards(operands, held, mesh.shape, block)
 
         def on_a_device(*operands):
             return step(*operands, shards=_if_cut(shards, mesh.shape))
@@ -121,9 +118,7 @@ def over_explicit_axes(step: Step, mesh: Any, block: int | None, opaque: bool = 
         def held(array):
             return axes_of(jax.typeof(array).sharding.spec, array.ndim)
 
-        shards = tuple(
-            shard_of(param.shape, [held(param), held(codes[0][i])], sizes, block) for i, param in enumerate(params)
-        )
+        shards = _shards(operands, held, sizes, block)
         at, out = _specs(shards, operands, sizes)
         if not opaque and all(jax.tree.leaves(jax.tree.map(_is_cut_so, operands, at))):
             return step(*operands, shards=None)
@@ -140,6 +135,15 @@ def over_explicit_axes(step: Step, mesh: Any, block: int | None, opaque: bool = 
         return jax.tree.map(lambda new, old: _recut(new, spec_of(held(old))), on_a_device(*operands), old)
 
     return stepped
+
+
+def _shards(
+    operands: Sequence[Any], held: Callable[[Any], Axes], sizes: Mapping[str, int], block: int | None
+) -> tuple[Shard, ...]:
+    """How each leaf is stepped, from how its parameter and the codes of its first moment are held."""
+    params, _, codes, *_ = operands
+    pairs = zip(params, codes[0], strict=True)
+    return tuple(shard_of(param.shape, [held(param), held(code)], sizes, block) for param, code in pairs)
 
 
 def _recut(array: Any, spec: PartitionSpec) -> Any:

@@ -50,10 +50,14 @@ class LeafPlan:
     @property
     def scale_shape(self) -> tuple[int, ...]:
         """One scale a block; one unused a row for float32 moments, since Orbax saves no empty arrays."""
-        if not self.shape:
-            return ()
-        blocks = 1 if self.block is None else -(-self.shape[-1] // self.block)
-        return (*self.shape[:-1], blocks)
+        return scale_shape(self.shape, self.block)
+
+
+def scale_shape(shape: tuple[int, ...], block: int | None) -> tuple[int, ...]:
+    """The shape of the scales of a leaf of that shape: one a block, or one a row where there are no blocks."""
+    if not shape:
+        return ()
+    return (*shape[:-1], 1 if block is None else -(-shape[-1] // block))
 
 
 def named_leaves(tree: Any) -> list[tuple[str, Any]]:

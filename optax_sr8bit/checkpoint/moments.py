@@ -13,6 +13,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 
 from optax_sr8bit import bits
 from optax_sr8bit.codecs import Codec, Float32
+from optax_sr8bit.plan import scale_shape
 from optax_sr8bit_kernels.names import block_max, finite, maximum
 from optax_sr8bit_kernels.xla import into_blocks, out_of_blocks
 
@@ -41,9 +42,7 @@ class Layout:
     @property
     def scale_shape(self) -> tuple[int, ...]:
         """Shape of the scales, as in a state: one unused a row for moments that are not quantised."""
-        if not self.shape:
-            return ()
-        return (*self.shape[:-1], 1 if self.block is None else -(-self.shape[-1] // self.block))
+        return scale_shape(self.shape, self.block)
 
     def same_bits(self, other: "Layout") -> bool:
         """Whether equal bytes mean equal moments; a codec is its number, since dither does not matter to a decoder."""
