@@ -3,11 +3,7 @@
 from optax_sr8bit import checkpoint as checkpoint
 from optax_sr8bit import codecs as codecs
 from optax_sr8bit import rounding as rounding
-from optax_sr8bit.optimizers import AdamState as AdamState
-from optax_sr8bit.optimizers import LionState as LionState
-from optax_sr8bit.optimizers import adam as adam
-from optax_sr8bit.optimizers import adamw as adamw
-from optax_sr8bit.optimizers import lion as lion
+from optax_sr8bit.optimizers import *  # noqa: F403 -- one line there adds an optimizer
 from optax_sr8bit.report import check as check
 from optax_sr8bit.report import explain as explain
 from optax_sr8bit.state_shardings import shardings as shardings

@@ -115,8 +115,8 @@ def check_kernel(plans: list[LeafPlan], kinds: list[LeafSpec], implementation: s
         )
 
 
-def decays(mask: Any, params: Any) -> list[bool]:
-    """Per leaf whether weight decay reaches it."""
+def reached(mask: Any, params: Any) -> list[bool]:
+    """Per leaf whether a mask, of weight decay for one, reaches it."""
     if mask is None:
         return [True] * len(jax.tree.leaves(params))
     tree = mask(params) if callable(mask) else mask

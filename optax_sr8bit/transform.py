@@ -76,10 +76,11 @@ def build(definition: Definition, options: Options) -> Transformation:
         leaves, structure = jax.tree.flatten(params)
         leaves, gradients = tuple(map(jnp.asarray, leaves)), tuple(map(jnp.asarray, jax.tree.leaves(grads)))
         kinds = []
-        for plan, decay, grad in zip(plans, inputs.decays(definition.mask, params), gradients, strict=True):
+        masks = [inputs.reached(mask, params) for mask in definition.masks]
+        for plan, grad, *here in zip(plans, gradients, *masks, strict=True):
             delta = None if door != "update" else jnp.dtype(options.delta_dtype or grad.dtype)
             how = (plan.codec, plan.rounding, plan.block, plan.dtype, grad.dtype, delta)
-            kinds.append(LeafSpec(rule, rule.flags_for(decay), *how))
+            kinds.append(LeafSpec(rule, rule.flags_for(tuple(here)), *how))
         if options.implementation == "triton":
             inputs.check_kernel(plans, kinds, implementation)
         names = np.array([seeds.leaf_words(plan.name) for plan in plans], np.uint32).reshape(-1, 2)

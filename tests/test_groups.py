@@ -23,7 +23,7 @@ from optax_sr8bit_kernels.launch import Launch
 def spec(opt=ADAMW, codec="offset", block=256, dtype=BF16, decay=True):
     rule = opt().definition.rule
     return LeafSpec(
-        rule, rule.flags_for(decay), codecs.get(codec), rounding.get("stochastic"), block, dtype, BF16, None
+        rule, rule.flags_for((decay,)), codecs.get(codec), rounding.get("stochastic"), block, dtype, BF16, None
     )
 
 

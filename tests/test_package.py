@@ -47,6 +47,7 @@ LAYERS = [
     "state_shardings",
     "wrappers",
     "report",
+    "factory",
     "optimizers",
     "checkpoint",
 ]

@@ -1,4 +1,4 @@
-"""The optimizers, one a file."""
+"""The optimizers, one a file; all public names here are public names of the package."""
 
 from optax_sr8bit.optimizers.adam import AdamState as AdamState
 from optax_sr8bit.optimizers.adam import adam as adam

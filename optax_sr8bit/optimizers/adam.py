@@ -1,37 +1,19 @@
 """Adam and AdamW."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from optax_sr8bit.hyperparameters import bias_correction
-from optax_sr8bit.optimizers.factory import optimizer
-from optax_sr8bit.rule import Definition, Moment, Rule
+from optax_sr8bit.factory import optimizer
+from optax_sr8bit.rule import Definition, Moment, Rule, state_type
 from optax_sr8bit_kernels.names import maximum, reciprocal, sqrt, unfused
 
 
-class AdamState(NamedTuple):
-    """State of `adam` and `adamw`; the trees have the parameters' structure.
-
-    Attributes:
-      count: int32 scalar, the steps taken.
-      mu: first moments, uint8 codes (float32 in small leaves) of the parameters' shapes.
-      nu: second moments, likewise.
-      mu_scale: float32 [..., ceil(n / block)].
-      nu_scale: likewise.
-      seed: uint32[2].
-      format: uint32[2 + leaves]: version, log2 of the block size, the codec of each leaf.
-    """
-
-    count: jax.Array  # pyright: ignore[reportIncompatibleMethodOverride]
-    mu: Any
-    nu: Any
-    mu_scale: Any
-    nu_scale: Any
-    seed: jax.Array
-    format: jax.Array
+MU, NU = Moment("mu", signed=True), Moment("nu", signed=False)
+AdamState = state_type(__name__, "AdamState", MU, NU, optax=optax.ScaleByAdamState)
 
 
 def scalars(hyper: dict[str, jax.Array], count: jax.Array) -> tuple[jax.Array, ...]:
@@ -68,8 +50,7 @@ def update(param, grad, moments, floors, scalars, zero, flags):
 def _rule(name: str, decay: bool, nesterov: bool) -> Rule:
     if not isinstance(nesterov, bool):
         raise ValueError(f"nesterov must be True or False, got {nesterov!r}")
-    moments = (Moment("mu", signed=True), Moment("nu", signed=False))
-    return Rule(name, moments, AdamState, scalars, update, flags=(decay, nesterov))
+    return Rule(name, (MU, NU), AdamState, scalars, update, flags=(decay, nesterov))
 
 
 @optimizer
@@ -171,4 +152,4 @@ def adamw(
       Loshchilov and Hutter, Decoupled Weight Decay Regularization, 2019, https://arxiv.org/abs/1711.05101
     """
     hyper = {"learning_rate": learning_rate, "b1": b1, "b2": b2, "eps": eps, "eps_root": eps_root}
-    return Definition(_rule("adamw", True, nesterov), hyper | {"weight_decay": weight_decay}, mask)
+    return Definition(_rule("adamw", True, nesterov), hyper | {"weight_decay": weight_decay}, (mask,))

@@ -1,31 +1,17 @@
 """Lion."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import optax
 
-from optax_sr8bit.optimizers.factory import optimizer
-from optax_sr8bit.rule import Definition, Moment, Rule
+from optax_sr8bit.factory import optimizer
+from optax_sr8bit.rule import Definition, Moment, Rule, state_type
 from optax_sr8bit_kernels.names import unfused, where
 
 
-class LionState(NamedTuple):
-    """State of `lion`; the trees have the parameters' structure.
-
-    Attributes:
-      count: int32 scalar, the steps taken.
-      mu: momentum, uint8 codes (float32 in small leaves) of the parameters' shapes.
-      mu_scale: float32 [..., ceil(n / block)].
-      seed: uint32[2].
-      format: uint32[2 + leaves]: version, log2 of the block size, the codec of each leaf.
-    """
-
-    count: jax.Array  # pyright: ignore[reportIncompatibleMethodOverride]
-    mu: Any
-    mu_scale: Any
-    seed: jax.Array
-    format: jax.Array
+MU = Moment("mu", signed=True)
+LionState = state_type(__name__, "LionState", MU, optax=optax.ScaleByLionState)
 
 
 def scalars(hyper: dict[str, jax.Array], count: jax.Array) -> tuple[jax.Array, ...]:
@@ -94,5 +80,5 @@ def lion(
       Chen et al., Symbolic Discovery of Optimization Algorithms, 2023, https://arxiv.org/abs/2302.06675
     """
     hyper = {"learning_rate": learning_rate, "b1": b1, "b2": b2, "weight_decay": weight_decay}
-    rule = Rule("lion", (Moment("mu", signed=True),), LionState, scalars, update, flags=(True,))
-    return Definition(rule, hyper, mask)
+    rule = Rule("lion", (MU,), LionState, scalars, update, flags=(True,))
+    return Definition(rule, hyper, (mask,))
