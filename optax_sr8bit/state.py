@@ -72,7 +72,7 @@ def stepped(rule: Rule, state: Any, codes: Any, scales: Any) -> Any:
 
 def format_of(plans: list[LeafPlan], options: Options) -> np.ndarray:
     """uint32: the state's version, log2 of the block size, and the number of each leaf's codec."""
-    return np.array([VERSION, options.block_size.bit_length() - 1, *(p.codec.number for p in plans)], np.uint32)
+    return np.array([VERSION, options.block_size.bit_length() - 1, *(p.codec.format for p in plans)], np.uint32)
 
 
 def check(rule: Rule, state: Any, plans: list[LeafPlan], options: Options) -> None:
@@ -112,8 +112,10 @@ def check_format(state: Any, plans: list[LeafPlan], options: Options) -> None:
     if found[1] != expected[1]:
         wrong.append(f"block_size {2 ** int(found[1])}, not {2 ** int(expected[1])}")
     for plan, number in zip(plans, found[2:], strict=True):
-        if number != plan.codec.number:
-            wrong.append(f"{shown(plan.name)}: codec {codecs.by_number(int(number))}, not {plan.codec.name}")
+        if number != plan.codec.format:
+            wrong.append(
+                f"{shown(plan.name)}: codec {codecs.by_format(int(number))}, not {codecs.by_format(plan.codec.format)}"
+            )
     if wrong:
         raise ValueError(
             "the state was built with other options than this optimizer's: "

@@ -30,11 +30,11 @@ class Parts:
       differs: whether the difference from the old parameter is handed back, instead of the new one.
       widen: stored bits -> float32.
       narrow: (float32, None) -> the bits of the difference.
-      decoders: per moment decode of its `MomentCode`; so floors, encoders, rescalers (`scale`), tinies, zeros.
+      decoders: per moment decode of its `MomentCode`; so floors, encoders, tops, tinies, zeros.
       floors: see decoders.
       dithers: per moment (words, place) -> dither word.
       encoders: see decoders.
-      rescalers: see decoders.
+      tops: see decoders.
       tinies: see decoders.
       zeros: see decoders.
       blockwise: whether scales are computed; else they are handed back.
@@ -53,7 +53,7 @@ class Parts:
     floors: tuple[Callable, ...]
     dithers: tuple[Callable, ...]
     encoders: tuple[Callable, ...]
-    rescalers: tuple[Callable, ...]
+    tops: tuple[float, ...]
     tinies: tuple[float, ...]
     zeros: tuple[int, ...]
     blockwise: bool
@@ -165,7 +165,7 @@ def parts(
         floors=tuple(code.floor for code in codes),
         dithers=tuple(codec.dither_word(moment.signed) for moment in rule.moments),
         encoders=tuple(code.encode for code in codes),
-        rescalers=tuple(code.scale for code in codes),
+        tops=tuple(code.top for code in codes),
         tinies=tuple(code.tiny for code in codes),
         zeros=tuple(code.zero for code in codes),
         blockwise=codec.blockwise,

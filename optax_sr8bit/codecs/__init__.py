@@ -1,5 +1,6 @@
 """The codecs of the moments, one a file."""
 
+from optax_sr8bit.codecs.base import BlockCodec as BlockCodec
 from optax_sr8bit.codecs.base import Codec as Codec
 from optax_sr8bit.codecs.base import DitheredCodec as DitheredCodec
 from optax_sr8bit.codecs.base import MomentCode as MomentCode
@@ -25,6 +26,7 @@ def get(codec: str | Codec) -> Codec:
     return found
 
 
-def by_number(number: int) -> str:
+def by_format(number: int) -> str:
     """The name of the codec with that number in a state's `format`."""
-    return next((c.name for c in CODECS.values() if c.number == number), f"unknown codec number {number}")
+    name = next((c.name for c in CODECS.values() if c.number == number % 128), f"unknown codec number {number}")
+    return name + (" with power-of-two scales" if number >= 128 else "")

@@ -21,7 +21,7 @@ References:
 
 import dataclasses
 
-from optax_sr8bit.codecs.base import Codec, MomentCode, no_floor
+from optax_sr8bit.codecs.base import BlockCodec, MomentCode, no_floor
 from optax_sr8bit_kernels.names import absolute, bits, f32, floored, maximum, minimum, ratio, u32, where, word
 
 INTEGER = 0x4B000000  # bits(2**23): a byte in the low bits of this is the float 2**23 + byte
@@ -93,18 +93,16 @@ def _value(q, scale):
     return minimum(tenths * power, scale)
 
 
-def scale(absmax):
-    """The largest magnitude of the block."""
-    return absmax
-
-
 @dataclasses.dataclass(frozen=True)
-class Dynamic(Codec):
-    """bitsandbytes' dynamic maps, signed for mu and unsigned for nu, rounded to nearest."""
+class Dynamic(BlockCodec):
+    """bitsandbytes' dynamic maps, signed for mu and unsigned for nu, rounded to nearest.
+
+    Attributes:
+      scales: "float32" (default, as bitsandbytes keeps them) or "power_of_two", one byte a block.
+    """
 
     name = "dynamic"
     number = 3
     bits = 8
-    blockwise = True
-    signed = MomentCode(encode_mu, decode_mu, scale, no_floor, zero=127, tiny=2.0**-100)
-    unsigned = MomentCode(encode_nu, decode_nu, scale, no_floor, zero=0, tiny=2.0**-100)
+    signed = MomentCode(encode_mu, decode_mu, 1.0, no_floor, zero=127, tiny=2.0**-100)
+    unsigned = MomentCode(encode_nu, decode_nu, 1.0, no_floor, zero=0, tiny=2.0**-100)

@@ -15,11 +15,6 @@ def decode(code, scale):
     return code
 
 
-def scale(absmax):
-    """No scale."""
-    return absmax
-
-
 @dataclasses.dataclass(frozen=True)
 class Float32(Codec):
     """Full-precision moments, whatever the parameter's dtype."""
@@ -28,5 +23,5 @@ class Float32(Codec):
     number = 0
     bits = 32
     blockwise = False
-    signed = MomentCode(encode, decode, scale, no_floor, zero=0, tiny=0.0)
+    signed = MomentCode(encode, decode, 1.0, no_floor, zero=0, tiny=0.0)
     unsigned = signed

@@ -34,11 +34,6 @@ def decode_mu(code, scale):
     return signed_offset(code, scale, 19)
 
 
-def scale_mu(absmax):
-    """The value of one unit of the offset float."""
-    return absmax * (1.0 / MU_TOP)
-
-
 def encode_nu(x, absmax, word):
     """min((bits(x 63487/absmax + 1) - bits(1) + r) >> 19, 255), r the 19 high bits of word."""
     y = x * ratio(NU_TOP, absmax) + 1.0
@@ -48,11 +43,6 @@ def encode_nu(x, absmax, word):
 def decode_nu(code, scale):
     """(f32((c << 19) + bits(1)) - 1) scale."""
     return unsigned_offset(code, scale, 19)
-
-
-def scale_nu(absmax):
-    """The value of one unit of the offset float."""
-    return absmax * (1.0 / NU_TOP)
 
 
 def floor_nu(scale):
@@ -65,12 +55,12 @@ class Offset(DitheredCodec):
     """The default: 8-bit offset floats, sign-3-4 for mu and 4-4 for nu, both dithered.
 
     Attributes:
+      scales: "float32" (default) or "power_of_two", one byte a block.
       dither: "weyl" (default), "philox" or "nearest".
     """
 
     name = "offset"
     number = 1
     bits = 8
-    blockwise = True
-    signed = MomentCode(encode_mu, decode_mu, scale_mu, no_floor, zero=0, tiny=2.0**-100)
-    unsigned = MomentCode(encode_nu, decode_nu, scale_nu, floor_nu, zero=0, tiny=2.0**-100)
+    signed = MomentCode(encode_mu, decode_mu, MU_TOP, no_floor, zero=0, tiny=2.0**-100)
+    unsigned = MomentCode(encode_nu, decode_nu, NU_TOP, floor_nu, zero=0, tiny=2.0**-100)

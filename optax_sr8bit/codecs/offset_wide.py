@@ -31,11 +31,6 @@ def decode_mu(code, scale):
     return signed_offset(code, scale, 20)
 
 
-def scale_mu(absmax):
-    """The value of one unit of the offset float."""
-    return absmax * (1.0 / MU_TOP)
-
-
 def encode_nu(x, absmax, word):
     """clamp((bits(x/s) - bits(1) + r) >> 20, 0, 255), r the 20 high bits of word, s = absmax / (1.875 2**31)."""
     return unsigned_byte(dithered(x * ratio(NU_TOP, absmax), word, 20))
@@ -46,22 +41,17 @@ def decode_nu(code, scale):
     return byte_float(code, 20) * scale
 
 
-def scale_nu(absmax):
-    """The least value that the code can hold."""
-    return absmax * (1.0 / NU_TOP)
-
-
 @dataclasses.dataclass(frozen=True)
 class OffsetWide(DitheredCodec):
     """Offset floats of wider range: for embeddings, output heads, and b2 <= 0.95.
 
     Attributes:
+      scales: "float32" (default) or "power_of_two", one byte a block.
       dither: "weyl" (default), "philox" or "nearest".
     """
 
     name = "offset_wide"
     number = 2
     bits = 8
-    blockwise = True
-    signed = MomentCode(encode_mu, decode_mu, scale_mu, no_floor, zero=0, tiny=2.0**-90)
-    unsigned = MomentCode(encode_nu, decode_nu, scale_nu, no_floor, zero=0, tiny=2.0**-90)
+    signed = MomentCode(encode_mu, decode_mu, MU_TOP, no_floor, zero=0, tiny=2.0**-90)
+    unsigned = MomentCode(encode_nu, decode_nu, NU_TOP, no_floor, zero=0, tiny=2.0**-90)

@@ -6,11 +6,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_sr8bit.hyperparameters import bias_correction
 from optax_sr8bit.factory import optimizer
+from optax_sr8bit.hyperparameters import bias_correction
 from optax_sr8bit.rule import Definition, Moment, Rule, state_type
 from optax_sr8bit_kernels.names import maximum, reciprocal, sqrt, unfused
-
 
 MU, NU = Moment("mu", signed=True), Moment("nu", signed=False)
 AdamState = state_type(__name__, "AdamState", MU, NU, optax=optax.ScaleByAdamState)

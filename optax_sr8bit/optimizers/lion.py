@@ -9,7 +9,6 @@ from optax_sr8bit.factory import optimizer
 from optax_sr8bit.rule import Definition, Moment, Rule, state_type
 from optax_sr8bit_kernels.names import unfused, where
 
-
 MU = Moment("mu", signed=True)
 LionState = state_type(__name__, "LionState", MU, optax=optax.ScaleByLionState)
 
