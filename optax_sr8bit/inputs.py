@@ -100,6 +100,30 @@ def _check_grads(grads: Any, plans: list[LeafPlan], params: Any) -> None:
         raise ValueError("gradients and parameters differ in shape; " + "; ".join(shapes))
 
 
+def scale(grad_scale: Any) -> jax.Array | None:
+    """The scalar that multiplies gradients, as float32; None where there is none.
+
+    Raises:
+      ValueError: where it is no real scalar.
+    """
+    if grad_scale is None:
+        return None
+    dtype = jnp.result_type(grad_scale)
+    if jnp.ndim(grad_scale) or not (jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer)):
+        raise ValueError(f"grad_scale must be a real scalar, is {dtype}{list(jnp.shape(grad_scale))}")
+    return jnp.asarray(grad_scale).astype(jnp.float32)
+
+
+def check_deltas(plans: list[LeafPlan]) -> None:
+    """Raises a ValueError where the difference of two parameters is nothing that could be added to one."""
+    eight = [f"{shown(plan.name)}: {plan.dtype}" for plan in plans if plan.dtype.itemsize == 1]
+    if eight:
+        raise ValueError(
+            "8-bit parameters have no updates that could be added to them; use tx.step, or in_place=True. "
+            + "; ".join(eight)
+        )
+
+
 def check_kernel(plans: list[LeafPlan], kinds: list[LeafSpec], implementation: str) -> None:
     """Raises a NotImplementedError where the kernel was asked for and cannot step a leaf."""
     for plan, kind in zip(plans, kinds, strict=True):

@@ -17,6 +17,7 @@ from optax_sr8bit_kernels.launch import layout
 from optax_sr8bit_kernels.shard import Shard
 
 KERNEL_DTYPES = {jnp.dtype(name) for name in ("bfloat16", "float16", "float32")}
+EIGHT_BITS = {jnp.dtype(name) for name in ("float8_e4m3fn", "float8_e5m2")}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +33,8 @@ class LeafSpec:
       dtype: of the parameter.
       grad_dtype: of the gradient.
       delta_dtype: of the update wanted, or None for the new parameter itself.
+      scaled: whether gradients are multiplied with a scalar.
+      leaf_scalars: how many scalars of the rule are a leaf's own.
     """
 
     rule: Rule
@@ -42,6 +45,8 @@ class LeafSpec:
     dtype: Any
     grad_dtype: Any
     delta_dtype: Any
+    scaled: bool = False
+    leaf_scalars: int = 0
 
     @property
     def result_dtype(self) -> Any:
@@ -51,11 +56,24 @@ class LeafSpec:
     @property
     def fits_kernel(self) -> bool:
         """Whether the Triton kernel knows all dtypes; XLA steps the others (float64 and 8-bit gradients)."""
-        return {jnp.dtype(self.grad_dtype), jnp.dtype(self.result_dtype)} <= KERNEL_DTYPES
+        return self.grad_dtype in KERNEL_DTYPES and self.result_dtype in KERNEL_DTYPES | EIGHT_BITS
+
+    @property
+    def corrected(self) -> bool:
+        """Whether the rounding keeps something beside each parameter."""
+        return self.rounding.correction is not None and self.dtype != jnp.float32
 
     def parts(self) -> tile.Parts:
         """The static half of the tile functions."""
-        return tile.parts(self.rule, self.flags, self.codec, self.rounding, self.dtype, self.delta_dtype)
+        how = (self.delta_dtype, self.scaled, self.leaf_scalars)
+        return tile.parts(self.rule, self.flags, self.codec, self.rounding, self.dtype, *how)
+
+    def unpacked(self, control: jax.Array, name: jax.Array) -> tuple[tuple[jax.Array, ...], Any, tuple[jax.Array, ...]]:
+        """The rule's scalars, that of gradients, and the words that address a leaf's random bits."""
+        values = tuple(jax.lax.bitcast_convert_type(control[:-3], jnp.float32))
+        own = tuple(jax.lax.bitcast_convert_type(name[2:], jnp.float32))
+        scalars, grad_scale = (values[:-1], values[-1]) if self.scaled else (values, 1.0)
+        return (*scalars, *own), grad_scale, (*control[-3:], *name[:2])
 
 
 @functools.partial(jax.jit, static_argnames=("spec", "implementation", "shards"))
@@ -65,9 +83,11 @@ def step_group(params, grads, codes, scales, control, names, *, spec: LeafSpec, 
     Args:
       params: per leaf the parameter: bfloat16, float16 or float32, any shape; all empty or none.
       grads: per leaf the gradient.
-      codes: per moment, per leaf uint8 (or float32) of the parameter's shape.
-      scales: per moment, per leaf float32 [..., ceil(n / block)].
-      control: uint32[k + 3], the bits of the rule's float32 scalars, the words of the seed, the steps taken before.
+      codes: per moment, per leaf its codes, as `Codec.code_shape` and `code_dtype` say; last, where the rounding keeps
+        something beside parameters, per leaf that.
+      scales: per moment, per leaf its scales [..., ceil(n / block)].
+      control: uint32[k + 3], the bits of the rule's float32 scalars, and if `spec.scaled` of that of gradients, the
+        words of the seed, the steps taken before.
       names: uint32[leaves, 2], the words of each leaf's name.
       spec: all that is static, the same for all leaves.
       implementation: "xla", or "triton" for one launch of the kernel where the program runs on a GPU.
@@ -76,6 +96,8 @@ def step_group(params, grads, codes, scales, control, names, *, spec: LeafSpec, 
     Returns:
       (per leaf the new parameter or update, per moment the new codes, per moment the new scales).
     """
+    if spec.rule.measure is not None:
+        spec, names = _adapted(spec, shards, (params, grads, codes, scales, control, names))
     on_gpu = implementation == "triton" and spec.fits_kernel and params[0].size
     mesh = partition.explicit_mesh(params) if shards is None else None
     # Where further axes are Auto, XLA partitions these.
@@ -86,18 +108,37 @@ def step_group(params, grads, codes, scales, control, names, *, spec: LeafSpec, 
 @functools.partial(jax.jit, static_argnames=("spec", "shard"))
 def _step_leaf(param, grad, codes, scales, control, name, *, spec: LeafSpec, shard: Shard | None):
     """One leaf on XLA; compiled by itself, so that leaves that are alike are traced once."""
-    return xla.step_leaf(
-        spec.parts(),
-        param,
-        grad,
-        codes,
-        scales,
-        tuple(jax.lax.bitcast_convert_type(control[:-3], jnp.float32)),
-        (*control[-3:], *name),
-        result_dtype=spec.result_dtype,
-        block=spec.block,
-        shard=shard,
-    )
+    how = {"result_dtype": spec.result_dtype, "block": spec.block, "shard": shard}
+    return xla.step_leaf(spec.parts(), param, grad, codes, scales, *spec.unpacked(control, name), **how)
+
+
+def _adapted(spec: LeafSpec, shards, operands) -> tuple[LeafSpec, jax.Array]:
+    """The spec and the names with the scalars of each leaf, which depend on norms over the whole of it."""
+    mesh = partition.explicit_mesh(operands[0]) if shards is None else None
+    measure = functools.partial(_sums_of_squares, spec=spec)
+    if mesh is None:
+        sums = measure(*operands, shards=shards)
+    else:
+        sums = partition.sums_over_explicit_axes(measure, mesh, spec.block)(*operands)
+    *_, control, names = operands
+    scalars, _, _ = spec.unpacked(control, names[0])
+    own = [jnp.stack(spec.rule.adapt(tuple(jnp.sqrt(norms)), scalars, spec.flags)) for norms in sums]
+    words = jax.lax.bitcast_convert_type(jnp.stack(own), jnp.uint32)
+    spec = dataclasses.replace(spec, leaf_scalars=words.shape[1])
+    return spec, jnp.concatenate([jnp.asarray(names), words], axis=1)
+
+
+def _sums_of_squares(params, grads, codes, scales, control, names, *, spec: LeafSpec, shards):
+    """Per leaf the sums of the squares of what the rule measures, float32, over all devices that have a piece."""
+    sums = []
+    for i in range(len(params)):
+        scalars, grad_scale, words = spec.unpacked(control, names[i])
+        state = (tuple(moment[i] for moment in codes), tuple(moment[i] for moment in scales))
+        here = (scalars, grad_scale, words[2] >> 31)
+        part = xla.sums_of_squares(spec.parts(), params[i], grads[i], *state, *here, block=spec.block)
+        over = tuple(axis for axes in shards[i].axes for axis in axes) if shards else ()
+        sums.append(jax.lax.psum(part, over) if over else part)
+    return tuple(sums)
 
 
 def _on_xla(params, grads, codes, scales, control, names, *, spec: LeafSpec, shards):

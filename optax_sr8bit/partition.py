@@ -109,16 +109,13 @@ def over_explicit_axes(step: Step, mesh: Any, block: int | None, opaque: bool = 
       opaque: whether XLA cannot partition the step. What it can, and what needs no exchange, is left to it: `vmap` over
         an axis that is cut itself knows no `shard_map`.
     """
-    explicit = {n for n, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind == AxisType.Explicit}
+    explicit = _explicit(mesh)
     sizes = dict(zip(mesh.axis_names, mesh.axis_sizes, strict=True))
 
     def stepped(*operands):
         params, _, codes, scales, *_ = operands
 
-        def held(array):
-            return axes_of(jax.typeof(array).sharding.spec, array.ndim)
-
-        shards = _shards(operands, held, sizes, block)
+        shards = _shards(operands, _typed, sizes, block)
         at, out = _specs(shards, operands, sizes)
         if not opaque and all(jax.tree.leaves(jax.tree.map(_is_cut_so, operands, at))):
             return step(*operands, shards=None)
@@ -132,18 +129,55 @@ def over_explicit_axes(step: Step, mesh: Any, block: int | None, opaque: bool = 
             check_vma=False,
         )
         old = (params, codes, scales)
-        return jax.tree.map(lambda new, old: _recut(new, spec_of(held(old))), on_a_device(*operands), old)
+        return jax.tree.map(lambda new, old: _recut(new, spec_of(_typed(old))), on_a_device(*operands), old)
 
     return stepped
+
+
+def sums_over_explicit_axes(measure: Step, mesh: Any, block: int | None) -> Step:
+    """Sums over whole leaves where types say how arrays are cut.
+
+    Args:
+      measure: of what a step is given, and `shards=`, over which it sums; what it returns is the same on all devices.
+      mesh: the mesh in the types.
+      block: elements a scale, or None.
+    """
+    explicit = _explicit(mesh)
+    sizes = dict(zip(mesh.axis_names, mesh.axis_sizes, strict=True))
+
+    def measured(*operands):
+        shards = _shards(operands, _typed, sizes, block)
+        at, _ = _specs(shards, operands, sizes)
+        on_a_device = jax.shard_map(
+            lambda *operands: measure(*operands, shards=shards),
+            mesh=mesh,
+            in_specs=at,
+            out_specs=PartitionSpec(),
+            axis_names=explicit,
+            check_vma=False,
+        )
+        return on_a_device(*jax.tree.map(_recut, operands, at))
+
+    return measured
+
+
+def _explicit(mesh: Any) -> set[str]:
+    """The names of the mesh's Explicit axes."""
+    return {n for n, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind == AxisType.Explicit}
+
+
+def _typed(array: Any) -> Axes:
+    """How an array is cut, as its type says."""
+    return axes_of(jax.typeof(array).sharding.spec, array.ndim)
 
 
 def _shards(
     operands: Sequence[Any], held: Callable[[Any], Axes], sizes: Mapping[str, int], block: int | None
 ) -> tuple[Shard, ...]:
-    """How each leaf is stepped, from how its parameter and the codes of its first moment are held."""
+    """How each leaf is stepped, from how its parameter and the codes of its first moment, if any, are held."""
     params, _, codes, *_ = operands
-    pairs = zip(params, codes[0], strict=True)
-    return tuple(shard_of(param.shape, [held(param), held(code)], sizes, block) for param, code in pairs)
+    arrays = zip(params, *codes[:1], strict=True)
+    return tuple(shard_of(of_leaf[0].shape, [held(x) for x in of_leaf], sizes, block) for of_leaf in arrays)
 
 
 def _recut(array: Any, spec: PartitionSpec) -> Any:
@@ -154,7 +188,7 @@ def _recut(array: Any, spec: PartitionSpec) -> Any:
 
 
 def _is_cut_so(array: Any, spec: PartitionSpec) -> bool:
-    return axes_of(jax.typeof(array).sharding.spec, array.ndim) == axes_of(spec, array.ndim)
+    return _typed(array) == axes_of(spec, array.ndim)
 
 
 def is_spec(x: Any) -> bool:
@@ -166,7 +200,7 @@ def _specs(shards: Sequence[Shard], operands: Sequence[Any], sizes: Mapping[str,
     """The PartitionSpecs of the operands and of the results of a step."""
     _, _, codes, scales, *_ = operands
     leaves = tuple(spec_of(shard.axes) for shard in shards)
-    moments = tuple(leaves for _ in codes)
+    moments = tuple(leaves for _ in codes)  # codes that are packed in pairs are cut like others: blocks are even
     scaled = tuple(
         tuple(
             spec_of(scale_axes(shard.axes, scale.shape[-1] if scale.shape else 1, sizes))

@@ -49,7 +49,7 @@ def everywhere(sharding: NamedSharding) -> NamedSharding:
     return NamedSharding(sharding.mesh, jax.sharding.PartitionSpec(), memory_kind=sharding.memory_kind)
 
 
-def filled_like(leaf: Any, shape: Sequence[int], value: int, dtype: Any) -> jax.Array:
+def filled_like(leaf: Any, shape: Sequence[int], value: float, dtype: Any) -> jax.Array:
     """An array full of a value, placed like the parameter that it belongs to, as far as that is known or XLA decides.
 
     Args:
@@ -73,7 +73,7 @@ def held_everywhere(x: jax.Array, leaves: Sequence[Any]) -> jax.Array:
     return x
 
 
-def _follow(leaf: jax.Array, shape: Sequence[int], value: int, dtype: Any) -> jax.Array:
+def _follow(leaf: jax.Array, shape: Sequence[int], value: float, dtype: Any) -> jax.Array:
     """For tracers, whose shardings XLA may decide: it shards what it computes from a parameter like that.
 
     The result does not depend on the parameter, but XLA must not see so before it has decided.
@@ -89,7 +89,8 @@ def _follow(leaf: jax.Array, shape: Sequence[int], value: int, dtype: Any) -> ja
     nothing = unsigned(leaf).astype(jnp.uint32) & zero
     if shape[-1] != leaf.shape[-1]:
         nothing = into_blocks(nothing, -(-leaf.shape[-1] // shape[-1]))[..., 0]
-    return (nothing | jnp.uint32(value)).astype(dtype)
+    pattern = unsigned(jnp.asarray(value, dtype))
+    return jax.lax.bitcast_convert_type(nothing.astype(pattern.dtype) | pattern, dtype)
 
 
 def on_device(x: jax.Array) -> jax.Array:

@@ -15,7 +15,7 @@ from optax_sr8bit.codecs import Codec
 from optax_sr8bit.options import Options
 from optax_sr8bit.rounding import Rounding
 
-PARAM_DTYPES = (jnp.bfloat16, jnp.float16, jnp.float32)
+PARAM_DTYPES = (jnp.bfloat16, jnp.float16, jnp.float32, jnp.float8_e4m3fn, jnp.float8_e5m2)
 SHORTEST_AXIS = 32
 FLOAT32 = codecs.Float32()
 
@@ -43,14 +43,27 @@ class LeafPlan:
     reason: str
 
     @property
-    def code_dtype(self) -> Any:
-        """The dtype of a stored moment."""
-        return jnp.uint8 if self.codec.blockwise else jnp.float32
+    def code_shape(self) -> tuple[int, ...]:
+        """The shape of a stored moment."""
+        return self.codec.code_shape(self.shape)
 
     @property
     def scale_shape(self) -> tuple[int, ...]:
         """One scale a block; one unused a row for float32 moments, since Orbax saves no empty arrays."""
         return scale_shape(self.shape, self.block)
+
+    @property
+    def correction(self) -> Any:
+        """The dtype of what the rounding keeps beside each parameter, or None."""
+        return None if self.dtype == jnp.float32 else self.rounding.correction
+
+    @property
+    def bytes(self) -> tuple[int, int]:
+        """Of the parameter with its correction, and of a moment with its scales."""
+        beside = 0 if self.correction is None else jnp.dtype(self.correction).itemsize
+        codes = math.prod(self.code_shape) * jnp.dtype(self.codec.code_dtype).itemsize
+        scales = math.prod(self.scale_shape) * jnp.dtype(self.codec.scale_dtype).itemsize
+        return math.prod(self.shape) * (self.dtype.itemsize + beside), codes + scales
 
 
 def scale_shape(shape: tuple[int, ...], block: int | None) -> tuple[int, ...]:
@@ -87,15 +100,15 @@ def plan_tree(params: Any, options: Options) -> list[LeafPlan]:
     """Plans all leaves of a tree, in order.
 
     Raises:
-      TypeError: names every leaf that is no bfloat16, float16 or float32 array.
-      ValueError: names leaves whose paths coincide, and patterns that match no leaf.
+      TypeError: names every leaf that is no array of `PARAM_DTYPES`.
+      ValueError: names leaves whose paths coincide, patterns that match no leaf, and dtypes that a rounding knows not.
     """
     leaves = named_leaves(params)
     offenders = [f"{shown(name)}: {_kind(leaf)}" for name, leaf in leaves if not _is_param(leaf)]
     if offenders:
         raise TypeError(
-            "parameters must be bfloat16, float16 or float32 arrays; keep others out of the tree (optax.masked, "
-            "nnx.Param filters, eqx.filter(model, eqx.is_inexact_array)). Offending leaves: " + "; ".join(offenders)
+            f"parameters must be arrays of {', '.join(jnp.dtype(dtype).name for dtype in PARAM_DTYPES)}; keep others out "
+            "of the tree (optax.masked, nnx.Param filters, eqx.filter(model, eqx.is_inexact_array)). Offending leaves: " + "; ".join(offenders)
         )
     names = [name for name, _ in leaves]
     noise = [seeds.noise_name(name) for name in names]
@@ -107,7 +120,12 @@ def plan_tree(params: Any, options: Options) -> list[LeafPlan]:
         )
     _check_patterns("codec", options.codec, names)
     _check_patterns("rounding", options.rounding, names)
-    return [plan_leaf(name, leaf, options) for name, leaf in leaves]
+    plans = [plan_leaf(name, leaf, options) for name, leaf in leaves]
+    unknown = [p for p in plans if p.dtype != jnp.float32 and p.dtype.name not in p.rounding.encoders]
+    if unknown:
+        told = (f"{shown(p.name)} is {p.dtype}, {p.rounding.name!r} takes {sorted(p.rounding.encoders)}" for p in unknown)
+        raise ValueError("rounding, which a mapping of path patterns chooses by leaf: " + "; ".join(told))
+    return plans
 
 
 def differences(leaves: list[tuple[str, Any]], plans: list[LeafPlan]) -> str:

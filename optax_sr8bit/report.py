@@ -25,7 +25,7 @@ class LeafReport:
 
     Attributes:
       plan: what happens to it.
-      param_bytes: of the parameter.
+      param_bytes: of the parameter, with what its rounding keeps beside it.
       state_bytes: of its moments and scales.
       cut: what it costs that edges of shards cut its blocks, or "".
     """
@@ -116,10 +116,8 @@ def explain(tx: Transformation, params: Any) -> Report:
     leaves, plans = [], plan_tree(params, tx.options)
     cut = cut_blocks(plans, jax.tree.leaves(params))
     for plan in plans:
-        size, scales = math.prod(plan.shape), math.prod(plan.scale_shape)
-        moment = size * jnp.dtype(plan.code_dtype).itemsize + scales * 4
-        sizes = size * jnp.dtype(plan.dtype).itemsize, moment * len(rule.moments)
-        leaves.append(LeafReport(plan, *sizes, cut.get(shown(plan.name), "")))
+        param, moment = plan.bytes
+        leaves.append(LeafReport(plan, param, moment * len(rule.moments), cut.get(shown(plan.name), "")))
     report = Report(rule, "{} ({})".format(*select(tx.options.implementation)), tuple(leaves))
     print(report)
     return report

@@ -9,11 +9,12 @@ import numpy as np
 import optax
 from jax.core import Tracer
 
-from optax_sr8bit import codecs, seeds
+from optax_sr8bit import codecs, seeds, tile
+from optax_sr8bit.codecs import Codec
 from optax_sr8bit.options import Options
 from optax_sr8bit.placement import cut_blocks, filled_like, held_everywhere, kept_with, on_device
 from optax_sr8bit.plan import LeafPlan, differences, named_leaves, plan_tree, shown
-from optax_sr8bit.rule import Rule
+from optax_sr8bit.rule import Moment, Rule
 
 VERSION = 1
 
@@ -27,8 +28,8 @@ def init(rule: Rule, options: Options, params: Any) -> Any:
       params: any tree of arrays or ShapeDtypeStructs, or one of Optax's placeholders.
 
     Returns:
-      `rule.state`, with per moment uint8 codes (float32 moments) of the parameters' shapes and float32 scales
-      [..., ceil(n / block)]; `seed` uint32[2] and `format` uint32[2 + leaves].
+      `rule.state`, with per moment codes (or float32 moments) and scales as each leaf's codec keeps them; `seed`
+      uint32[2], `format` uint32[2 + leaves], and `correction` where a rounding keeps one.
     """
     plans = plan_tree(params, options)
     leaves, structure = jax.tree.flatten(params)
@@ -42,29 +43,66 @@ def init(rule: Rule, options: Options, params: Any) -> Any:
     for moment in rule.moments:
         codes, scales = [], []
         for plan, leaf in zip(plans, leaves, strict=True):
-            codes.append(filled_like(leaf, plan.shape, plan.codec.code(moment.signed).zero, plan.code_dtype))
-            scales.append(filled_like(leaf, plan.scale_shape, 0, jnp.float32))
+            code, scale = _first(moment, plan.codec)
+            codes.append(filled_like(leaf, plan.code_shape, code, plan.codec.code_dtype))
+            scales.append(filled_like(leaf, plan.scale_shape, scale, plan.codec.scale_dtype))
         fields[moment.name] = jax.tree.unflatten(structure, codes)
         fields[moment.name + "_scale"] = jax.tree.unflatten(structure, scales)
+    beside = [
+        optax.MaskedNode() if p.correction is None else filled_like(leaf, p.shape, 0, p.correction)
+        for p, leaf in zip(plans, leaves, strict=True)
+    ]
+    if any(plan.correction is not None for plan in plans):
+        fields["correction"] = jax.tree.unflatten(structure, beside)
     words = [jnp.zeros([], jnp.int32), seeds.seed_words(options.seed), jnp.asarray(format_of(plans, options))]
     count, seed, fmt = (held_everywhere(x, leaves) for x in words)
     return rule.state(count=count, seed=seed, format=fmt, **fields)
 
 
-def arrays(rule: Rule, state: Any) -> tuple[tuple[tuple[jax.Array, ...], ...], ...]:
-    """Per moment, per leaf its codes and its scales, in the memory of the device."""
-    return tuple(
+def _first(moment: Moment, codec: Codec) -> tuple[int | float, int | float]:
+    """The code and the scale, as they are stored, of what a moment begins with."""
+    code = codec.code(moment.signed)
+    if not codec.blockwise:
+        return moment.initial, 0
+    first, scale = code.zero, 0
+    if moment.initial:
+        with jax.ensure_compile_time_eval():
+            x = jnp.full((1, 1), moment.initial, jnp.float32)
+            place = (jnp.zeros((1, 1), jnp.uint32),) * 2
+            (codes,), (scales,) = tile.encode((x,), (x,), place, (), tile.recoding((moment,), codec))
+            first, scale = int(codes[0, 0]), scales[0, 0].item()
+    return first | first << 4 if codec.bits == 4 else first, scale
+
+
+def arrays(rule: Rule, state: Any) -> tuple[tuple[tuple[Any, ...], ...], ...]:
+    """Per moment, per leaf its codes and its scales, in the memory of the device.
+
+    Behind the codes, where the state has corrections, per leaf its own, or None.
+    """
+    codes, scales = (
         tuple(tuple(on_device(x) for x in jax.tree.leaves(getattr(state, field))) for field in fields)
         for fields in rule.fields
     )
+    if state.correction is not None:
+        beside = jax.tree.leaves(state.correction, is_leaf=_is_masked)
+        codes = (*codes, tuple(None if _is_masked(x) else on_device(x) for x in beside))
+    return codes, scales
+
+
+def _is_masked(x: Any) -> bool:
+    return isinstance(x, optax.MaskedNode)
 
 
 def stepped(rule: Rule, state: Any, codes: Any, scales: Any) -> Any:
     """The state after a step: codes and scales as `arrays` gave them, in the memory where the old ones are."""
     new = {}
-    for fields, moments in zip(rule.fields, (codes, scales), strict=True):
+    of_codes, of_scales = rule.fields
+    if state.correction is not None:
+        of_codes = [*of_codes, "correction"]
+    for fields, moments in ((of_codes, codes), (of_scales, scales)):
         for field, leaves in zip(fields, moments, strict=True):
             old, structure = jax.tree.flatten(getattr(state, field))
+            leaves = [x for x in leaves if x is not None]
             new[field] = jax.tree.unflatten(structure, [kept_with(x, y) for x, y in zip(leaves, old, strict=True)])
     count = kept_with(optax.safe_increment(on_device(state.count)), state.count)
     return state._replace(count=count, **new)
@@ -133,8 +171,8 @@ def check_leaves(rule: Rule, state: Any, plans: list[LeafPlan]) -> None:
     wrong = []
     for moment in rule.moments:
         for field, shape, dtype in (
-            (moment.name, lambda p: p.shape, lambda p: p.code_dtype),
-            (moment.name + "_scale", lambda p: p.scale_shape, lambda p: jnp.float32),
+            (moment.name, lambda p: p.code_shape, lambda p: p.codec.code_dtype),
+            (moment.name + "_scale", lambda p: p.scale_shape, lambda p: p.codec.scale_dtype),
         ):
             leaves = named_leaves(getattr(state, field))
             if other := differences(leaves, plans):
@@ -146,6 +184,7 @@ def check_leaves(rule: Rule, state: Any, plans: list[LeafPlan]) -> None:
                     expected = f"{jnp.dtype(dtype(plan))}{list(shape(plan))}"
                     at = f"{field}/{name}".rstrip("/")
                     wrong.append(f"{at} is {leaf.dtype}{list(leaf.shape)}, expected {expected}")
+    wrong += _check_corrections(state.correction, plans)
     if wrong:
         raise ValueError(
             "the state does not belong to these parameters and options: "
@@ -153,3 +192,18 @@ def check_leaves(rule: Rule, state: Any, plans: list[LeafPlan]) -> None:
             + ". If codec, block_size or min_8bit_size have changed, sr8.checkpoint.convert(state, tx, params) "
             "continues it; else give the optimizer the options that it was built with, or build it with tx.init(params)"
         )
+
+
+def _check_corrections(tree: Any, plans: list[LeafPlan]) -> list[str]:
+    """What is wrong with what the roundings keep beside parameters."""
+    leaves = [] if tree is None else jax.tree.leaves(tree, is_leaf=_is_masked)
+    found = [None if _is_masked(x) else x for x in leaves] or [None] * len(plans)
+    if len(found) != len(plans):
+        return [f"correction has {len(found)} leaves, expected {len(plans)}"]
+    wrong = []
+    for plan, x in zip(plans, found, strict=True):
+        has = None if x is None else f"{x.dtype}{list(x.shape)}"
+        wanted = None if plan.correction is None else f"{jnp.dtype(plan.correction)}{list(plan.shape)}"
+        if has != wanted:
+            wrong.append(f"correction/{plan.name} is {has}, expected {wanted} for rounding {plan.rounding.name!r}")
+    return wrong

@@ -1,5 +1,6 @@
 """From a rule and its hyperparameters to an Optax transformation with three doors."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -30,10 +31,11 @@ class Transformation(optax.GradientTransformationExtraArgs):
 
     Attributes:
       init: params -> state.
-      update: (updates, state, params, **extra_args) -> (updates, state), as any Optax transformation. Inside a
-        `shard_map`, `specs=` says how parameters are cut: their PartitionSpecs, a tree or a prefix of one.
+      update: (updates, state, params, **extra_args) -> (updates, state), as any Optax transformation. `grad_scale=`, a
+        real scalar, multiplies the gradients on their way, without a pass of its own. Inside a `shard_map`, `specs=`
+        says how parameters are cut: their PartitionSpecs, a tree or a prefix of one.
       step: (grads, state, params, **extra_args) -> (new params, state): fused, exact, in place under a jit that donates
-        parameters and state; `specs=` as in update.
+        parameters and state; `grad_scale=` and `specs=` as in update.
       definition: rule and hyperparameters.
       options: the shared options.
     """
@@ -65,36 +67,57 @@ def build(definition: Definition, options: Options) -> Transformation:
     """
     rule = definition.rule
     hyperparameters.check(definition.hyperparameters)
+    if not rule.moments:
+        if options.codec != Options.codec:
+            raise ValueError(
+                f"{rule.name} keeps no moments as it is set up here, so codec={options.codec!r} means nothing: drop it"
+            )
+        options = dataclasses.replace(options, codec="float32")
 
-    def advance(door: str, grads: Any, state: Any, params: Any, specs: Any) -> tuple[Any, Any]:
+    def advance(
+        door: str, grads: Any, state: Any, params: Any, *, specs: Any = None, grad_scale: Any = None, **extra_args: Any
+    ) -> tuple[Any, Any]:
+        del extra_args  # Optax hands every link of a chain those of all
         plans, shards = inputs.check(rule, options, grads, state, params, specs)
         implementation, _ = select(options.implementation)
         if not all_manual() and manual_axes():  # what is left for XLA to partition cannot be a kernel
             implementation = "xla"
         count, seed = on_device(state.count), on_device(state.seed)
-        control = _control(rule, hyperparameters.evaluate(definition.hyperparameters, count), seed, count)
+        hyper = hyperparameters.evaluate(definition.hyperparameters, count)
+        control = _control(rule, hyper, inputs.scale(grad_scale), seed, count)
         leaves, structure = jax.tree.flatten(params)
         leaves, gradients = tuple(map(jnp.asarray, leaves)), tuple(map(jnp.asarray, jax.tree.leaves(grads)))
         kinds = []
         masks = [inputs.reached(mask, params) for mask in definition.masks]
         for plan, grad, *here in zip(plans, gradients, *masks, strict=True):
             delta = None if door != "update" else jnp.dtype(options.delta_dtype or grad.dtype)
-            how = (plan.codec, plan.rounding, plan.block, plan.dtype, grad.dtype, delta)
+            how = (plan.codec, plan.rounding, plan.block, plan.dtype, grad.dtype, delta, grad_scale is not None)
             kinds.append(LeafSpec(rule, rule.flags_for(tuple(here)), *how))
         if options.implementation == "triton":
             inputs.check_kernel(plans, kinds, implementation)
         names = np.array([seeds.leaf_words(plan.name) for plan in plans], np.uint32).reshape(-1, 2)
-        operands = (leaves, gradients, *states.arrays(rule, state), control, names)
-        results, codes, scales = step_parts(
-            operands,
-            group(implementation, kinds, [plan.shape for plan in plans]),
-            lambda part, members: step_group(
-                *part,
-                spec=kinds[members[0]],
+        if door == "update":
+            inputs.check_deltas(plans)
+
+        def step(part: Any, members: Any) -> Any:
+            spec = kinds[members[0]]
+            params, grads, codes, scales, *rest = part
+            beside = codes[len(rule.moments) :]  # where a rounding keeps something beside some parameters
+            results, codes, scales = step_group(
+                params,
+                grads,
+                codes if spec.corrected else codes[: len(rule.moments)],
+                scales,
+                *rest,
+                spec=spec,
                 implementation=implementation,
                 shards=shards and tuple(shards[i] for i in members),
-            ),
-        )
+            )
+            return results, codes if spec.corrected else (*codes, *beside), scales
+
+        operands = (leaves, gradients, *states.arrays(rule, state), control, names)
+        groups = group(implementation, kinds, [plan.shape for plan in plans])
+        results, codes, scales = step_parts(operands, groups, step)
         if door == "in_place":
             results = tuple(map(InPlaceUpdate, results))
         return jax.tree.unflatten(structure, results), states.stepped(rule, state, codes, scales)
@@ -103,23 +126,25 @@ def build(definition: Definition, options: Options) -> Transformation:
         refuse_pieces(params)
         return states.init(rule, options, params)
 
-    def update(
-        updates: Any, state: Any, params: Any = None, *, specs: Any = None, **extra_args: Any
-    ) -> tuple[Any, Any]:
-        del extra_args  # Optax hands every link of a chain those of all
-        return advance("in_place" if options.in_place else "update", updates, state, params, specs)
+    def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> tuple[Any, Any]:
+        return advance("in_place" if options.in_place else "update", updates, state, params, **extra_args)
 
-    def step(grads: Any, state: Any, params: Any, *, specs: Any = None, **extra_args: Any) -> tuple[Any, Any]:
-        del extra_args
-        return advance("step", grads, state, params, specs)
+    def step(grads: Any, state: Any, params: Any, **extra_args: Any) -> tuple[Any, Any]:
+        return advance("step", grads, state, params, **extra_args)
 
     return Transformation(init, update, step, definition, options)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _control(rule: Rule, hyper: dict[str, jax.Array], seed: jax.Array, count: jax.Array) -> jax.Array:
-    """All that is new in a step: the rule's scalars, seed and count, in one uint32 array, for one small kernel."""
-    scalars = [jax.lax.bitcast_convert_type(x, jnp.uint32) for x in rule.scalars(hyper, count)]
+def _control(
+    rule: Rule, hyper: dict[str, jax.Array], scale: jax.Array | None, seed: jax.Array, count: jax.Array
+) -> jax.Array:
+    """All that is new in a step: the rule's scalars, that of gradients, seed and count, in one uint32 array.
+
+    So they cost one small kernel.
+    """
+    values = (*rule.scalars(hyper, count), *(() if scale is None else (scale,)))
+    scalars = [jax.lax.bitcast_convert_type(x, jnp.uint32) for x in values]
     words = [*scalars, seed[0], seed[1], count.astype(jnp.uint32)]
     # Members of an ensemble may be cut over a mesh, and their learning rate is not: what is stacked must be alike.
     zero = (seed[0] ^ seed[0]) | (words[-1] ^ words[-1])

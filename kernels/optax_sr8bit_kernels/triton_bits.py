@@ -206,3 +206,41 @@ def widen(x):
         return tl.reshape(x, [x.shape[0], x.shape[1] * 2])
     else:
         return x.to(tl.float32)
+
+
+@triton.jit
+def pattern_of(x, size: tl.constexpr):
+    """The bit patterns, uint32, of values of 8 or 16 bits; in words of 32 bits there are several."""
+    if x.dtype == tl.uint32:
+        if size == 8:
+            return word(x)
+        else:
+            x = tl.join(x & 0xFFFF, x >> 16)
+            return tl.reshape(x, [x.shape[0], x.shape[1] * 2])
+    elif x.dtype == tl.bfloat16:
+        return x.to(tl.uint16, bitcast=True).to(tl.uint32)
+    else:
+        return x.to(tl.uint32)
+
+
+@triton.jit
+def nibbles(x):
+    """Codes of 4 bits in pairs as bytes: those in bytes one each, those in words of 32 bits four in a word."""
+    if x.dtype == tl.uint8:
+        x = tl.join(x & 15, x >> 4)
+        return tl.reshape(x, [x.shape[0], x.shape[1] * 2])
+    else:
+        even = x & 0x0F0F0F0F
+        odd = (x >> 4) & 0x0F0F0F0F
+        # The two low bytes of both, then the two high ones, each even one before its odd neighbour.
+        low = (even & 0xFF) | ((odd & 0xFF) << 8) | ((even & 0xFF00) << 8) | ((odd & 0xFF00) << 16)
+        high = ((even >> 16) & 0xFF) | ((odd >> 8) & 0xFF00) | ((even >> 8) & 0xFF0000) | (odd & 0xFF000000)
+        x = tl.join(low, high)
+        return tl.reshape(x, [x.shape[0], x.shape[1] * 2])
+
+
+@triton.jit
+def pairs(code):
+    """Bytes that hold codes of 4 bits, in pairs in bytes, the first of a pair in the low half."""
+    low, high = tl.split(tl.reshape(code, [code.shape[0], code.shape[1] // 2, 2]))
+    return low | (high << 4)

@@ -37,13 +37,13 @@ def step_group(
 
     Args:
       parts: the tile functions `advance` and `encode`, and what else is static, see `optax_sr8bit.tile.Parts`.
-      params: per leaf bfloat16, float16 or float32, any shape, one dtype for all.
+      params: per leaf bfloat16, float16, float32 or an 8-bit float, any shape, one dtype for all.
       grads: per leaf its gradient, one dtype for all.
-      codes: per moment, per leaf uint8 (float32 where block is None) of the parameter's shape.
-      scales: per moment, per leaf float32 [..., ceil(n / block)].
+      codes: as `xla.step_leaf` takes them, per leaf.
+      scales: likewise.
       control: uint32 [k + 3]: the bits of k float32 scalars for the tile functions, and what addresses the random bits
         of all leaves.
-      names: uint32 [leaves, 2], what addresses those of each.
+      names: uint32 [leaves, 2 + m], what addresses those of each, and the bits of m scalars of its own.
       result_dtype: of the new parameters, or of the differences that `parts` say to hand back.
       block: the length of full blocks, or None where scales are handed on untouched.
       how: the launch, by default what was measured to be best.
@@ -59,6 +59,9 @@ def step_group(
         runs = [shard.runs(p.shape) for shard, p in zip(shards, params, strict=True)]
     over = grid([p.shape for p in params], block, how, runs)
     # What a kernel writes it gets as refs. One that is only read would be copied where the caller still uses its array.
+    eight = params[0].dtype.itemsize == 1  # whose format the tile functions know
+    if eight:
+        params = tuple(jax.lax.bitcast_convert_type(p, jnp.uint8) for p in params)
     written = {"codes": tuple(map(tuple, codes)), "scales": tuple(map(tuple, scales)) if parts.blockwise else ()}
     if parts.differs:
         written["results"] = tuple(_empty_like(p, result_dtype) for p in params)
@@ -93,6 +96,8 @@ def step_group(
     # Not `jax.new_ref`, whose effects `custom_partitioning` refuses.
     new = run_state(launch)(written)
     results = new["results"] if parts.differs else new["params"]
+    if eight:
+        results = tuple(jax.lax.bitcast_convert_type(x, result_dtype) for x in results)
     return results, new["codes"], new["scales"] or tuple(map(tuple, scales))
 
 

@@ -8,7 +8,7 @@ runs over a few tiles. Throughout, `at` is (first block of a tile, its row, whic
 import triton
 import triton.language as tl
 
-from optax_sr8bit_kernels.triton_bits import widen
+from optax_sr8bit_kernels.triton_bits import nibbles, pairs, pattern_of, widen, word
 from optax_sr8bit_kernels.triton_leaf import leaf_of
 from optax_sr8bit_kernels.triton_names import all_finite, block_max, finite, static_range
 
@@ -38,13 +38,15 @@ def step_leaves(
 
     Args:
       params: per leaf the parameter, [rows, length]; read, and written where there are no results.
-      codes: per moment, per leaf its codes, [rows, length]; read and written.
-      scales: per moment, per leaf its scales, float32 [rows, ceil(length / block)]; read and written if blockwise.
+      codes: per moment, per leaf its codes, [rows, length], or half of that for codes of 4 bits; if `parts.corrected`
+        last, per leaf what is kept beside the parameter, 8 or 16 bits; read and written.
+      scales: per moment, per leaf its scales, [rows, ceil(length / block)]; read and written if blockwise.
       results: per leaf where the difference goes, or ().
       grads: per leaf the gradient, [rows, length].
-      control: uint32 [scalar_count + 3], the bits of float32 scalars, and what addresses the random bits of all leaves.
-      names: uint32 [leaves, 2], what addresses those of each; [leaves, 4] where leaves are pieces (`tiling.moved`),
-        with the row and column of the whole at which each begins.
+      control: uint32 [scalar_count + 3], the bits of float32 scalars (the last one scales gradients, if
+        `parts.scaled`), and what addresses the random bits of all leaves.
+      names: uint32 [leaves, 2 + parts.leaf_scalars], what addresses those of each, and the bits of its own scalars;
+        where leaves are pieces (`tiling.moved`) then the row and column of the whole at which each begins.
       firsts: per leaf its first program.
       rows: per leaf its rows.
       lengths: per leaf its length over `tiling.unit`.
@@ -58,19 +60,23 @@ def step_leaves(
     mine, run, leaf = leaf_of(program, params, codes, scales, results, grads, firsts, rows, lengths, inner, strides)
 
     values = ()
-    for i in static_range(scalar_count):
+    for i in static_range(scalar_count - parts.scaled):
         values = values + (tl.load(control + i).to(tl.float32, bitcast=True),)
+    grad_scale = 1.0
+    if parts.scaled:
+        grad_scale = tl.load(control + scalar_count - 1).to(tl.float32, bitcast=True)
     address = ()
     for i in static_range(3):
         address = address + (tl.load(control + scalar_count + i),)
+    row_of_names = names + leaf * (2 + parts.leaf_scalars + 2 * tiling.moved)
+    for i in static_range(2):
+        address = address + (tl.load(row_of_names + i),)
+    for i in static_range(parts.leaf_scalars):
+        values = values + (tl.load(row_of_names + 2 + i).to(tl.float32, bitcast=True),)
     origin = ()
     if tiling.moved:
         for i in static_range(2):
-            address = address + (tl.load(names + 4 * leaf + i),)
-            origin = origin + (tl.load(names + 4 * leaf + 2 + i),)
-    else:
-        for i in static_range(2):
-            address = address + (tl.load(names + 2 * leaf + i),)
+            origin = origin + (tl.load(row_of_names + 2 + parts.leaf_scalars + i),)
     whole = (origin, run)
 
     length = mine[LENGTH] * tiling.unit
@@ -82,15 +88,18 @@ def step_leaves(
     at = (first, row, first - row * row_blocks)
     rows_on = tiling.blocks // row_blocks
     step = (tiling.blocks, rows_on, tiling.blocks - rows_on * row_blocks)
-    loaded = load_tile(mine, at, extent, parts, tiling, len(codes), tiling.exact)
+    moments: tl.constexpr = len(codes) - parts.corrected
+    loaded = load_tile(mine, at, extent, parts, tiling, moments, tiling.exact)
     for i in range(tiling.tiles):
-        stored, updated, place = advance_tile(loaded, values, address, at, row_blocks, whole, parts, tiling, len(codes))
+        stored, rest, updated, place = advance_tile(
+            loaded, values, grad_scale, address, at, row_blocks, whole, parts, tiling, moments
+        )
         after = next_tile(at, step, row_blocks)
         if tiling.tiles > 1:
             # What the next tile needs is on its way while this one is encoded; after the last one there is none.
             until = (length, row_blocks, tl.where(i + 1 < tiling.tiles, total, 0))
-            loaded = load_tile(mine, after, until, parts, tiling, len(codes), False)
-        store_tile(mine, stored, updated, place, address, at, extent, parts, tiling, len(codes))
+            loaded = load_tile(mine, after, until, parts, tiling, moments, False)
+        store_tile(mine, stored, rest, updated, place, address, at, extent, parts, tiling, moments)
         at = after
 
 
@@ -119,8 +128,11 @@ def block_places(at, row_blocks, tiling: tl.constexpr):
 
 
 @triton.jit
-def offsets(at, extent, tiling: tl.constexpr, each: tl.constexpr):
-    """Where a tile lies in its leaf, `each` elements at a time: the start, offsets from it, which of these exist."""
+def offsets(at, extent, tiling: tl.constexpr, each: tl.constexpr, pairs: tl.constexpr):
+    """Where a tile lies in its leaf, `each` elements at a time: the start, offsets from it, which of these exist.
+
+    With `pairs`, where rows of an odd length take a byte more than half of it.
+    """
     one = tl.arange(0, tiling.blocks)[:, None]
     lane = tl.arange(0, tiling.block // each)[None, :]
     here = at[0] + one.to(tl.uint32) < extent[2]
@@ -129,12 +141,15 @@ def offsets(at, extent, tiling: tl.constexpr, each: tl.constexpr):
         offset = one * (tiling.block // each) + lane
         inside = here
     else:
+        length = extent[0]
+        if pairs:
+            length = (length + 1) // 2
         row, column = block_places(at, extent[1], tiling)
-        ahead = (column - at[2]).to(tl.int32) * tiling.block + lane  # in the row; what precedes may exceed 32 bits
-        before = at[2].to(tl.int64) * tiling.block
-        start = at[1].to(tl.int64) * extent[0] + before
-        offset = (row - at[1]).to(tl.int32) * extent[0] + ahead
-        inside = here & (ahead < extent[0] - before)
+        ahead = (column - at[2]).to(tl.int32) * (tiling.block // each) + lane  # in the row; before may exceed 32 bits
+        before = at[2].to(tl.int64) * (tiling.block // each)
+        start = at[1].to(tl.int64) * length + before
+        offset = (row - at[1]).to(tl.int32) * length + ahead
+        inside = here & (ahead < length - before)
     # A thread holds eight neighbours, of any dtype, so that all tensors of a tile share one layout.
     return start, tl.max_contiguous(offset, (1, 8 // each)), inside
 
@@ -148,36 +163,52 @@ def scale_offsets(at, extent, tiling: tl.constexpr):
 
 @triton.jit
 def load_tile(mine, at, extent, parts: tl.constexpr, tiling: tl.constexpr, moments: tl.constexpr, exact: tl.constexpr):
-    """Loads what a tile needs: the parameter, the gradient, codes of each moment, scales of each moment."""
-    loaded = (load(mine[PARAM], at, extent, 0.0, tiling, exact), load(mine[GRAD], at, extent, 0.0, tiling, exact))
+    """Loads what a tile needs: the parameter, the gradient, codes of each moment, what is kept beside, scales."""
+    loaded = (load(mine[PARAM], at, extent, 0, tiling, exact), load(mine[GRAD], at, extent, 0, tiling, exact))
     for i in static_range(moments):
-        loaded = loaded + (load(mine[CODES + i], at, extent, parts.zeros[i], tiling, exact),)
+        if parts.code_bits == 4:
+            loaded = loaded + (load_pairs(mine[CODES + i], at, extent, parts.zeros[i], tiling, exact),)
+        else:
+            loaded = loaded + (load(mine[CODES + i], at, extent, parts.zeros[i], tiling, exact),)
+    if parts.corrected:
+        loaded = loaded + (load(mine[CODES + moments], at, extent, 0, tiling, exact),)
     if parts.blockwise:
         offset, inside = scale_offsets(at, extent, tiling)
         for i in static_range(moments):
-            loaded = loaded + (fetch(mine[CODES + moments + i] + offset, inside, exact),)
+            loaded = loaded + (fetch(mine[CODES + moments + parts.corrected + i] + offset, inside, exact),)
     return loaded
 
 
 @triton.jit
 def load(pointer, at, extent, other, tiling: tl.constexpr, exact: tl.constexpr):
-    """Loads a tile; of bytes and bfloat16, where blocks are aligned, in words of 32 bits, which registers keep.
+    """Loads a tile; of 8 and of most 16 bits, where blocks are aligned, in words of 32 bits, which registers keep.
 
     A row that ends within its last block is filled up with `other`, while blocks that do not exist hold anything.
     """
     dtype: tl.constexpr = pointer.dtype.element_ty
     if not tiling.whole:
-        start, offset, inside = offsets(at, extent, tiling, 1)
+        start, offset, inside = offsets(at, extent, tiling, 1, False)
         return tl.load(pointer + start + offset, inside, other)
     elif dtype == tl.uint8:
-        start, offset, inside = offsets(at, extent, tiling, 4)
+        start, offset, inside = offsets(at, extent, tiling, 4, False)
         return fetch(pointer.to(tl.pointer_type(tl.uint32), bitcast=True) + start + offset, inside, exact)
-    elif dtype == tl.bfloat16:
-        start, offset, inside = offsets(at, extent, tiling, 2)
+    elif dtype == tl.bfloat16 or dtype == tl.uint16:
+        start, offset, inside = offsets(at, extent, tiling, 2, False)
         return fetch(pointer.to(tl.pointer_type(tl.uint32), bitcast=True) + start + offset, inside, exact)
     else:
-        start, offset, inside = offsets(at, extent, tiling, 1)
+        start, offset, inside = offsets(at, extent, tiling, 1, False)
         return fetch(pointer + start + offset, inside, exact)
+
+
+@triton.jit
+def load_pairs(pointer, at, extent, other: tl.constexpr, tiling: tl.constexpr, exact: tl.constexpr):
+    """Loads codes of 4 bits as bytes, packed as `load` packs them."""
+    if tiling.whole:
+        start, offset, inside = offsets(at, extent, tiling, 8, True)
+        return nibbles(fetch(pointer.to(tl.pointer_type(tl.uint32), bitcast=True) + start + offset, inside, exact))
+    else:
+        start, offset, inside = offsets(at, extent, tiling, 2, True)
+        return nibbles(tl.load(pointer + start + offset, inside, other * 17))
 
 
 @triton.jit
@@ -200,10 +231,10 @@ def put(pointers, x, inside, exact: tl.constexpr):
 
 @triton.jit
 def advance_tile(
-    loaded, values, address, at, row_blocks, whole,
+    loaded, values, grad_scale, address, at, row_blocks, whole,
     parts: tl.constexpr, tiling: tl.constexpr, moments: tl.constexpr,
 ):  # fmt: skip
-    """Advances a tile that was loaded: what to store of the parameter, the new moments, and the elements' places.
+    """Advances a tile that was loaded: what to store of the parameter, beside it, of moments; the elements' places.
 
     `whole` says where a piece lies in the whole leaf: (its first row and column, its runs of rows).
     """
@@ -212,9 +243,12 @@ def advance_tile(
     for i in static_range(moments):
         codes = codes + (loaded[2 + i],)
         if parts.blockwise:
-            scales = scales + (loaded[2 + moments + i],)
+            scales = scales + (loaded[2 + moments + parts.corrected + i],)
         else:
             scales = scales + (0.0,)
+    kept = ()
+    if parts.corrected:
+        kept = pattern_of(loaded[2 + moments], parts.kept_bits)
     row, column = block_places(at, row_blocks, tiling)
     column = column * tiling.block
     if tiling.parted:
@@ -229,23 +263,32 @@ def advance_tile(
         column // 8 + tl.arange(0, tiling.block // 8)[None, :].to(tl.uint32),
         column // 4 + tl.arange(0, tiling.block // 4)[None, :].to(tl.uint32),
     )
-    stored, updated = parts.advance(widen(loaded[0]), widen(loaded[1]), codes, scales, place, values, address, parts)
-    return stored, updated, place
+    if parts.param_bits == 8:
+        param = parts.widen(word(loaded[0]))
+    else:
+        param = widen(loaded[0])
+    stored, rest, updated = parts.advance(
+        param, widen(loaded[1]), codes, scales, kept, place, values, grad_scale, address, parts
+    )
+    return stored, rest, updated, place
 
 
 @triton.jit
 def store_tile(
-    mine, stored, updated, place, address, at, extent,
+    mine, stored, rest, updated, place, address, at, extent,
     parts: tl.constexpr, tiling: tl.constexpr, moments: tl.constexpr,
 ):  # fmt: skip
     """Stores a tile that was advanced."""
-    start, offset, inside = offsets(at, extent, tiling, 1)
+    start, offset, inside = offsets(at, extent, tiling, 1, False)
     offset = start + offset
     if parts.differs:
         target = mine[len(mine) - 1]
     else:
         target = mine[PARAM]
     put(target + offset, as_stored(stored, target.dtype.element_ty), inside, tiling.exact and tiling.whole)
+    if parts.corrected:
+        target = mine[CODES + moments]
+        put(target + offset, as_stored(rest, target.dtype.element_ty), inside, tiling.exact and tiling.whole)
     if parts.blockwise:
         absmax = block_max(updated)
         # All but ever a tile is finite. A second encoder costs nothing then; merging two sets of moments would.
@@ -254,7 +297,7 @@ def store_tile(
         else:
             repaired = finite(updated)
             keep(mine, repaired, block_max(repaired), place, address, at, extent, offset, inside, parts, tiling)
-    else:
+    elif moments > 0:
         repaired = finite(updated)
         for i in static_range(moments):
             put(mine[CODES + i] + offset, repaired[i], inside, tiling.exact and tiling.whole)
@@ -266,14 +309,24 @@ def keep(mine, moments, absmax, place, address, at, extent, offset, inside, part
     codes, scales = parts.encode(moments, absmax, place, address, parts)
     scale_offset, exists = scale_offsets(at, extent, tiling)
     for i in static_range(len(moments)):
-        put(mine[CODES + i] + offset, codes[i].to(tl.uint8), inside, tiling.exact and tiling.whole)
-        put(mine[CODES + len(moments) + i] + scale_offset, scales[i], exists, tiling.exact)
+        code = codes[i].to(tl.uint8)
+        if parts.code_bits == 4:
+            if not tiling.whole:
+                code = tl.where(inside, code, 0)  # what fills up the last byte of an odd row
+            start, pair_offset, pair_inside = offsets(at, extent, tiling, 2, True)
+            put(mine[CODES + i] + start + pair_offset, pairs(code), pair_inside, tiling.exact and tiling.whole)
+        else:
+            put(mine[CODES + i] + offset, code, inside, tiling.exact and tiling.whole)
+        target = mine[CODES + len(moments) + parts.corrected + i]
+        put(target + scale_offset, scales[i].to(target.dtype.element_ty), exists, tiling.exact)
 
 
 @triton.jit
 def as_stored(x, dtype: tl.constexpr):
-    """A 16-bit pattern in a uint32 as a 16-bit float; a float32 as itself."""
+    """The pattern in a uint32 as a value of 8 or 16 bits; a float32 as itself."""
     if dtype == tl.float32:
         return x
+    elif dtype == tl.uint8:
+        return x.to(tl.uint8)
     else:
         return x.to(tl.uint16).to(dtype, bitcast=True)

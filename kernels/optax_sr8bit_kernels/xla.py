@@ -21,6 +21,7 @@ def step_leaf(
     codes: Sequence[Array],
     scales: Sequence[Array],
     scalars: Sequence[Array],
+    grad_scale: Array | float,
     words: Sequence[Array],
     *,
     result_dtype: Any,
@@ -34,11 +35,13 @@ def step_leaf(
 
     Args:
       parts: the tile functions `advance` and `encode`, and what else is static, see `optax_sr8bit.tile.Parts`.
-      param: bfloat16, float16 or float32, any shape.
+      param: bfloat16, float16, float32 or an 8-bit float, any shape.
       grad: the parameter's shape, any floating dtype.
-      codes: per moment uint8 of the parameter's shape (float32 where block is None).
-      scales: per moment float32 [..., ceil(n / block)].
+      codes: per moment uint8 of the parameter's shape (half its last axis for codes of 4 bits; float32 where block is
+        None); if `parts.corrected`, last what is kept beside the parameter, of its shape, any dtype of 8 or 16 bits.
+      scales: per moment float32 [..., ceil(n / block)], or uint8.
       scalars: float32 scalars, handed to the tile functions.
+      grad_scale: likewise.
       words: uint32 scalars that address the random bits, likewise.
       result_dtype: of the new parameter, or of the difference that `parts` say to hand back.
       block: the block's length, or None where scales are handed on untouched.
@@ -50,43 +53,118 @@ def step_leaf(
     if param.ndim == 0:
         lone = [x.reshape(1) for x in (param, grad, *codes)]
         rest = {"result_dtype": result_dtype, "block": None}
-        result, new_codes, _ = step_leaf(parts, lone[0], lone[1], lone[2:], scales, scalars, words, **rest)
+        result, new_codes, _ = step_leaf(parts, lone[0], lone[1], lone[2:], scales, scalars, grad_scale, words, **rest)
         return result.reshape(()), tuple(x.reshape(()) for x in new_codes), tuple(scales)
 
-    place = coordinates(param.shape, shard)
+    n, place = param.shape[-1], coordinates(param.shape, shard)
+    codes, kept = (codes[:-1], codes[-1]) if parts.corrected else (codes, None)
+    pattern = () if kept is None else unsigned(kept).astype(jnp.uint32)
     if block is None:
-        stored, moments = parts.advance(
-            load(param), load(grad), tuple(codes), tuple(scales), place, scalars, words, parts
+        stored, rest, moments = parts.advance(
+            load(param), load(grad), tuple(codes), tuple(scales), pattern, place, scalars, grad_scale, words, parts
         )
-        return store(stored, result_dtype), finite(moments), tuple(scales)
+        new_codes = finite(moments) if moments else ()
+        if kept is not None:
+            new_codes = (*new_codes, store(rest, kept.dtype))
+        return store(stored, result_dtype), new_codes, tuple(scales)
 
-    def advance(grad: Array, codes: Sequence[Array], scales: Sequence[Array]) -> tuple[Any, Any]:
+    def advance(grad: Array, codes: Sequence[Array], scales: Sequence[Array]) -> tuple[Any, Any, Any]:
         return parts.advance(
             load(into_blocks(param, block)),
             load(into_blocks(grad, block)),
-            tuple(into_blocks(c, block, z).astype(jnp.uint32) for c, z in zip(codes, parts.zeros, strict=True)),
-            tuple(lax.expand_dims(s, (s.ndim,)) for s in scales),
+            tuple(
+                into_blocks(unpacked(c, parts.code_bits, n), block, z).astype(jnp.uint32)
+                for c, z in zip(codes, parts.zeros, strict=True)
+            ),
+            tuple(lax.expand_dims(s.astype(jnp.uint32) if parts.power_of_two else s, (s.ndim,)) for s in scales),
+            into_blocks(pattern, block) if parts.corrected else (),
             place,
             scalars,
+            grad_scale,
             words,
             parts,
         )
 
     place = tuple(into_blocks(x, block) for x in place)
-    stored, moments = advance(grad, codes, scales)
+    stored, rest, moments = advance(grad, codes, scales)
     # XLA runs a tile as several loops over the whole leaf. What the search for absmax reads is cheaper computed again
     # from the 8-bit inputs than kept in float32 temporaries; behind the barrier XLA does not see that it is the same.
-    _, again = advance(*lax.optimization_barrier((grad, codes, scales)))
+    _, _, again = advance(*lax.optimization_barrier((grad, codes, scales)))
     new_codes, new_scales = parts.encode(finite(moments), block_max(finite(again)), place, words, parts)
-    n = param.shape[-1]
     result = store(out_of_blocks(stored, n), result_dtype)
-    new_codes = tuple(out_of_blocks(c, n).astype(jnp.uint8) for c in new_codes)
+    new_codes = tuple(packed(out_of_blocks(c, n).astype(jnp.uint8), parts.code_bits) for c in new_codes)
     new_scales = tuple(lax.squeeze(s, (s.ndim - 1,)) for s in new_scales)
+    if parts.power_of_two:
+        new_scales = tuple(s.astype(jnp.uint8) for s in new_scales)
+    if kept is not None:
+        codes, new_codes = (*codes, kept), (*new_codes, store(out_of_blocks(rest, n), kept.dtype))
     zero = words[2] >> 31  # the steps taken before are an int32 count and never negative, which no compiler knows
     if n % (8 * block):  # else eight devices cannot cut a block; on a GPU it would cost 4 bytes and 13 % of the speed
         new_codes = tuple(placed_like(c, old, zero) for c, old in zip(new_codes, codes, strict=True))
     new_scales = tuple(placed_like(s, old, zero) for s, old in zip(new_scales, scales, strict=True))
     return placed_like(result, param, zero), new_codes, new_scales
+
+
+def sums_of_squares(
+    parts: Any,
+    param: Array,
+    grad: Array,
+    codes: Sequence[Array],
+    scales: Sequence[Array],
+    scalars: Sequence[Array],
+    grad_scale: Array | float,
+    zero: Array,
+    *,
+    block: int | None,
+) -> Array:
+    """The sums of the squares of what a rule measures in a leaf, or in the piece of it that a device holds.
+
+    Args:
+      parts: see `step_leaf`, of which the other arguments are too.
+      param: see parts.
+      grad: see parts.
+      codes: see parts.
+      scales: see parts.
+      scalars: see parts.
+      grad_scale: see parts.
+      zero: a uint32 0 that XLA does not know to be one.
+      block: see parts.
+
+    Returns:
+      float32, one a tile. XLA decides on the order of the sums, which run over one axis after another, so that no
+      long one loses small terms.
+    """
+    n = param.shape[-1] if param.ndim else 1
+    codes, kept = (codes[:-1], codes[-1]) if parts.corrected else (codes, None)
+    pattern = () if kept is None else unsigned(kept).astype(jnp.uint32)
+    tile = [load(param), load(grad), tuple(codes), tuple(scales), pattern]
+    if block is not None:
+        unpacking = zip(codes, parts.zeros, strict=True)
+        tile[2] = tuple(into_blocks(unpacked(c, parts.code_bits, n), block, z).astype(jnp.uint32) for c, z in unpacking)
+        tile[3] = tuple(lax.expand_dims(s.astype(jnp.uint32) if parts.power_of_two else s, (s.ndim,)) for s in scales)
+        tile[0], tile[1], tile[4] = (x if isinstance(x, tuple) else into_blocks(x, block) for x in (*tile[:2], tile[4]))
+    sums = [x * x for x in parts.measured(*tile, scalars, grad_scale, zero, parts)]
+    for _ in range(sums[0].ndim):
+        sums = [jnp.sum(x, axis=-1) for x in sums]
+    return jnp.stack(sums)
+
+
+def packed(codes: Array, bits: int) -> Array:
+    """Codes of 4 bits in pairs along the last axis, the first of a pair in the low half of its byte; others as is."""
+    if bits != 4:
+        return codes
+    odd = codes.shape[-1] % 2
+    pairs = lax.pad(codes, jnp.uint8(0), [(0, 0, 0)] * (codes.ndim - 1) + [(0, odd, 0)])
+    pairs = pairs.reshape(*codes.shape[:-1], -1, 2)
+    return pairs[..., 0] | (pairs[..., 1] << 4)
+
+
+def unpacked(codes: Array, bits: int, n: int) -> Array:
+    """The n codes of a row whose pairs are `packed`."""
+    if bits != 4:
+        return codes
+    pairs = jnp.stack([codes & 15, codes >> 4], axis=-1)
+    return out_of_blocks(pairs, n)
 
 
 def placed_like(x: Array, other: Array, zero: Array) -> Array:
@@ -139,13 +217,13 @@ def load(x: Array) -> Array:
     """A floating array as float32, from its bits: XLA may fold a pair of casts away, and with it the rounding."""
     if x.dtype == jnp.bfloat16:
         return lax.bitcast_convert_type(lax.bitcast_convert_type(x, jnp.uint16).astype(jnp.uint32) << 16, jnp.float32)
-    if x.dtype == jnp.float16:
+    if x.dtype.itemsize < 4:
         x = lax.optimization_barrier(x)
     return x.astype(jnp.float32)
 
 
 def store(x: Array, dtype: Any) -> Array:
-    """A 16-bit pattern in a uint32 as a 16-bit float; a float32 as itself, or cast to another dtype."""
-    if dtype in (jnp.bfloat16, jnp.float16):
-        return lax.bitcast_convert_type(x.astype(jnp.uint16), dtype)
+    """The bit pattern in a uint32 as a value of 8 or 16 bits; a float32 as itself, or cast to another dtype."""
+    if x.dtype == jnp.uint32:
+        return lax.bitcast_convert_type(x.astype(jnp.dtype(f"uint{8 * jnp.dtype(dtype).itemsize}")), dtype)
     return x.astype(dtype)

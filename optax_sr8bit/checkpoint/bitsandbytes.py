@@ -59,7 +59,7 @@ def from_bitsandbytes(
       bitsandbytes 0.50.2, optim/optimizer.py; Dettmers et al., 8-bit Optimizers via Block-wise Quantization, 2022.
     """
     target = Target(tx, params)
-    moments, layouts = target.moments.names, {name: leaf.layout for name, leaf in target.moments.leaves.items()}
+    moments, layouts = target.moments.moments, {name: leaf.layout for name, leaf in target.moments.leaves.items()}
     _check_kind(target.moments)
     found, keys = entries(state_dict), _keys(names, layouts)
     if wrong := difference(found, map(str, keys.values())):
@@ -126,7 +126,7 @@ def to_bitsandbytes(
     result = {}
     for name, leaf in source.leaves.items():
         in_8_bits = math.prod(leaf.layout.shape) >= min_8bit_size
-        result[keys[name]] = {"step": int(source.count), **written_leaf(leaf, source.names, turned[name], in_8_bits)}
+        result[keys[name]] = {"step": int(source.count), **written_leaf(leaf, source.moments, turned[name], in_8_bits)}
     return flattened(result) if flat else {"state": result}
 
 

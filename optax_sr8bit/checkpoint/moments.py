@@ -2,26 +2,20 @@
 
 import dataclasses
 import functools
-import types
-from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 
-from optax_sr8bit import bits
+from optax_sr8bit import tile
 from optax_sr8bit.codecs import Codec, Float32
 from optax_sr8bit.plan import scale_shape
-from optax_sr8bit_kernels.names import block_max, finite, maximum
-from optax_sr8bit_kernels.xla import into_blocks, out_of_blocks
+from optax_sr8bit.rule import Moment
+from optax_sr8bit_kernels.names import block_max, finite
+from optax_sr8bit_kernels.xla import into_blocks, out_of_blocks, packed, unpacked
 
 FLOAT32 = Float32()
-
-# By field of a state, whether a moment's code has a sign; averages of squares have none.
-SIGNED: Mapping[str, bool] = types.MappingProxyType({"mu": True, "nu": False})
-
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
@@ -31,7 +25,7 @@ class Layout:
       shape: of the leaf.
       codec: of the moments.
       block: elements a scale, or None without scales.
-      dtypes: per moment the dtype of its codes: uint8, or that of moments that are not quantised.
+      dtypes: per moment the dtype of its codes, or that of moments that are not quantised.
     """
 
     shape: tuple[int, ...]
@@ -46,7 +40,7 @@ class Layout:
 
     def same_bits(self, other: "Layout") -> bool:
         """Whether equal bytes mean equal moments; a codec is its number, since dither does not matter to a decoder."""
-        mine, theirs = ((x.codec.number, x.block, x.dtypes) for x in (self, other))
+        mine, theirs = ((x.codec.format, x.block, x.dtypes) for x in (self, other))
         return mine == theirs
 
 
@@ -56,8 +50,8 @@ class Leaf:
 
     Attributes:
       layout: how they are stored.
-      codes: per moment an array of the leaf's shape.
-      scales: per moment float32 [..., ceil(n / block)]; where there is no block unused ones, or none at all.
+      codes: per moment an array as the codec keeps it.
+      scales: likewise [..., ceil(n / block)]; where there is no block unused ones, or none at all.
     """
 
     layout: Layout
@@ -65,13 +59,13 @@ class Leaf:
     scales: tuple[Any, ...]
 
 
-def convert_leaf(leaf: Leaf, target: Layout, moments: tuple[str, ...]) -> Leaf:
+def convert_leaf(leaf: Leaf, target: Layout, moments: tuple[Moment, ...]) -> Leaf:
     """The moments in another layout: the same arrays where it is the same, else rounded to the nearest code.
 
     Args:
       leaf: what there is.
       target: how it is wanted, of the same shape.
-      moments: their names, which say which have a sign.
+      moments: what they are, which says which have a sign.
 
     Returns:
       The moments in that layout.
@@ -79,12 +73,11 @@ def convert_leaf(leaf: Leaf, target: Layout, moments: tuple[str, ...]) -> Leaf:
     if leaf.layout.same_bits(target):
         unused = (jnp.zeros(target.scale_shape, jnp.float32) for _ in moments)
         return Leaf(target, leaf.codes, leaf.scales or tuple(unused))
-    signs = tuple(SIGNED[name] for name in moments)
     scales = leaf.scales if leaf.layout.block is not None else ()
     codes, scales = tuple(leaf.codes), tuple(scales)
     mesh = next(filter(None, map(_explicit_mesh, codes)), None)
     if mesh is None:
-        return Leaf(target, *_recode(codes, scales, source=leaf.layout, target=target, signs=signs))
+        return Leaf(target, *_recode(codes, scales, source=leaf.layout, target=target, moments=moments))
     # The same pieces where XLA decides on shardings: it may gather a row that is cut within a block.
     mesh = Mesh(mesh.devices, mesh.axis_names)
     codes, scales = jax.tree.map(
@@ -92,7 +85,7 @@ def convert_leaf(leaf: Leaf, target: Layout, moments: tuple[str, ...]) -> Leaf:
         (codes, scales),
     )
     with jax.set_mesh(mesh):
-        return Leaf(target, *_recode(codes, scales, source=leaf.layout, target=target, signs=signs))
+        return Leaf(target, *_recode(codes, scales, source=leaf.layout, target=target, moments=moments))
 
 
 def _explicit_mesh(x: Any) -> Any:
@@ -101,34 +94,37 @@ def _explicit_mesh(x: Any) -> Any:
     return mesh if AxisType.Explicit in getattr(mesh, "axis_types", ()) else None
 
 
-@functools.partial(jax.jit, static_argnames=("source", "target", "signs"))
-def _recode(codes: Any, scales: Any, *, source: Layout, target: Layout, signs: tuple[bool, ...]) -> tuple[Any, Any]:
+@functools.partial(jax.jit, static_argnames=("source", "target", "moments"))
+def _recode(codes: Any, scales: Any, *, source: Layout, target: Layout, moments: tuple[Moment, ...]) -> tuple[Any, Any]:
     values = codes
     if source.block is not None:
-        decoders = [source.codec.code(signed) for signed in signs]
-        values = tuple(
-            out_of_blocks(
-                code.decode(into_blocks(c.astype(jnp.uint32), source.block, code.zero), jnp.expand_dims(s, -1)),
-                source.shape[-1],
-            )
-            for code, c, s in zip(decoders, codes, scales, strict=True)
-        )
+        values = _decode(codes, scales, source, moments)
     values = tuple(x.astype(jnp.float32) for x in values)
     if target.block is None:
         scales = tuple(jnp.zeros(target.scale_shape, jnp.float32) for _ in values)
         return tuple(x.astype(dtype) for x, dtype in zip(values, target.dtypes, strict=True)), scales
-    return _encode(finite(values), target, signs)
+    return _encode(finite(values), target, moments)
 
 
-def _encode(values: tuple[Any, ...], target: Layout, signs: tuple[bool, ...]) -> tuple[Any, Any]:
+def _decode(
+    codes: tuple[Any, ...], scales: tuple[Any, ...], source: Layout, moments: tuple[Moment, ...]
+) -> tuple[Any, ...]:
+    """As a step begins."""
+    assert source.block is not None
+    n, parts = source.shape[-1], tile.recoding(moments, source.codec)
+    blocks = [
+        into_blocks(unpacked(c, parts.code_bits, n), source.block, zero).astype(jnp.uint32)
+        for c, zero in zip(codes, parts.zeros, strict=True)
+    ]
+    scales = tuple(jnp.expand_dims(s.astype(jnp.uint32) if parts.power_of_two else s, -1) for s in scales)
+    return tuple(out_of_blocks(x, n) for x in tile.decode(tuple(blocks), scales, parts)[0])
+
+
+def _encode(values: tuple[Any, ...], target: Layout, moments: tuple[Moment, ...]) -> tuple[Any, Any]:
     """As a step ends, without dither: a conversion is made once, so that nothing can stall for it."""
     assert target.block is not None
-    codes, scales = [], []
-    for x, signed in zip(values, signs, strict=True):
-        code = target.codec.code(signed)
-        tiles = into_blocks(x, target.block)
-        absmax = maximum(block_max((tiles,))[0], np.float32(code.tiny))
-        word = bits.half_code((), (jnp.zeros(tiles.shape, jnp.uint32),))
-        codes.append(out_of_blocks(code.encode(tiles, absmax, word), target.shape[-1]).astype(jnp.uint8))
-        scales.append(jnp.squeeze(code.scale(absmax), -1))
-    return tuple(codes), tuple(scales)
+    n, parts = target.shape[-1], tile.recoding(moments, target.codec)
+    tiles = tuple(into_blocks(x, target.block) for x in values)
+    codes, scales = tile.encode(tiles, block_max(tiles), (jnp.zeros(tiles[0].shape, jnp.uint32),), (), parts)
+    codes = tuple(packed(out_of_blocks(c, n).astype(jnp.uint8), parts.code_bits) for c in codes)
+    return codes, tuple(jnp.squeeze(s, -1).astype(target.codec.scale_dtype) for s in scales)

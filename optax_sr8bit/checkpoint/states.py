@@ -7,17 +7,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.core import Tracer
 
-from optax_sr8bit.checkpoint.moments import FLOAT32, SIGNED, Layout, Leaf
-from optax_sr8bit.codecs import CODECS, Codec
+from optax_sr8bit.checkpoint.moments import FLOAT32, Layout, Leaf
+from optax_sr8bit import optimizers
+from optax_sr8bit.codecs import CODECS, BlockCodec, Codec
 from optax_sr8bit.plan import named_leaves, shown
+from optax_sr8bit.rule import Moment
 from optax_sr8bit.seeds import noise_name
 from optax_sr8bit.state import VERSION
 
-# Optax's states with moments, and the fields that hold them.
-OPTAX = {optax.ScaleByAdamState: ("mu", "nu"), optax.ScaleByLionState: ("mu",)}
+OURS = tuple(x for x in vars(optimizers).values() if isinstance(x, type) and hasattr(x, "moments"))
+# Optax's states with the same moments as one of ours.
+OPTAX = {kind.optax: kind.moments for kind in OURS if kind.optax is not None}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,29 +28,33 @@ class Moments:
 
     Attributes:
       kind: the name of its type.
-      names: of its moments, the fields of a state.
+      moments: what it remembers; their names are fields of the state.
       count: int32, the steps taken; for a template whatever it was initialised with.
       seed: uint32[2], or None where the state has none.
       leaves: by the name that also addresses a leaf's noise.
     """
 
     kind: str
-    names: tuple[str, ...]
+    moments: tuple[Moment, ...]
     count: np.ndarray
     seed: np.ndarray | None
     leaves: dict[str, Leaf]
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The fields of a state."""
+        return tuple(moment.name for moment in self.moments)
+
 
 def has_moments(x: Any) -> bool:
-    """Whether x itself is a state with moments: one of this library's, or Optax's of Adam or Lion."""
+    """Whether x itself is a state with moments: one of this library's, or one of Optax's that has the same."""
     return _is_ours(x) or isinstance(x, tuple(OPTAX))
 
 
-def moment_fields(state: Any) -> tuple[str, ...]:
-    """The fields of a state that hold its moments."""
-    if _is_ours(state):
-        return tuple(field for field in state._fields if field + "_scale" in state._fields)
-    return next(fields for kind, fields in OPTAX.items() if isinstance(state, kind))
+def moments_of(state: Any) -> tuple[Moment, ...]:
+    """The moments that a state has."""
+    known = type(state).moments if _is_ours(state) else OPTAX[type(state)]
+    return tuple(moment for moment in known if getattr(state, moment.name) is not None)
 
 
 def find(tree: Any, what: str) -> Any:
@@ -64,8 +70,8 @@ def find(tree: Any, what: str) -> Any:
     ]
     if not found:
         raise ValueError(
-            f"{what}, {_kind(tree)}, holds no state with moments: none of optax_sr8bit, no ScaleByAdamState and no "
-            "ScaleByLionState of Optax. Restore a checkpoint into the structure that it was saved from, "
+            f"{what}, {_kind(tree)}, holds no state with moments: none of optax_sr8bit, and of Optax no "
+            f"{' or '.join(sorted(kind.__name__ for kind in OPTAX))}. Restore a checkpoint into the structure that it was saved from, "
             "jax.eval_shape(tx.init, params) of the old optimizer, before it is converted"
         )
     if len(found) > 1:
@@ -89,7 +95,8 @@ def read(
       TypeError: where what must be concrete is not.
       ValueError: where the state contradicts itself; names every array that does.
     """
-    ours, kind, names = _is_ours(state), type(state).__name__, moment_fields(state)
+    ours, kind, moments = _is_ours(state), type(state).__name__, moments_of(state)
+    names = tuple(moment.name for moment in moments)
     shapes = {} if shapes is None else shapes
     small = [state.count, state.seed, state.format] if ours else [state.count]
     if any(isinstance(x, Tracer | jax.ShapeDtypeStruct) for x in small):
@@ -99,9 +106,6 @@ def read(
         )
     if any(isinstance(x, jax.Array) and not isinstance(x, Tracer) and x.is_deleted() for x in jax.tree.leaves(state)):
         raise ValueError(f"{what}: arrays of the {kind} were donated and are gone; convert the state that replaced it")
-    unknown = [name for name in names if name not in SIGNED]
-    if unknown:
-        raise ValueError(f"{what}: no code is known for the moments {unknown} of {kind}; they cannot be converted")
     count = np.asarray(state.count)
     if count.ndim:
         raise ValueError(
@@ -114,16 +118,16 @@ def read(
     _same_leaves(f"{what}: {kind}", names[0], trees[0], names, trees)
     if not ours:
         leaves = _float_leaves(what, names, trees, shapes)
-        return Moments(kind, names, count.astype(np.int32), None, leaves)
+        return Moments(kind, moments, count.astype(np.int32), None, leaves)
     fields = [name + "_scale" for name in names]
     scales = [by_name(getattr(state, field), f"{what}: {kind}.{field}") for field in fields]
     _same_leaves(f"{what}: {kind}", names[0], trees[0], fields, scales)
     seed = np.asarray(state.seed)
     if seed.shape != (2,) or seed.dtype != np.uint32:
         raise ValueError(f"{what}: seed must be uint32[2], is {seed.dtype}{list(seed.shape)}")
-    codecs = {codec.number: codec for codec in CODECS.values()} | dict(known or {})
+    codecs = {codec.format: codec for codec in (*CODECS.values(), *map(_exponents, CODECS.values()))} | dict(known or {})
     leaves = _coded_leaves(np.asarray(state.format), what, names, trees, scales, codecs, shapes)
-    return Moments(kind, names, count.astype(np.int32), seed, leaves)
+    return Moments(kind, moments, count.astype(np.int32), seed, leaves)
 
 
 def by_name(tree: Any, what: str) -> dict[str, Any]:
@@ -151,8 +155,12 @@ def difference(found: Iterable[str], expected: Iterable[str]) -> str:
 
 
 def _is_ours(x: Any) -> bool:
-    fields = getattr(x, "_fields", ()) if isinstance(x, tuple) else ()
-    return {"count", "seed", "format"} <= set(fields) and any(field + "_scale" in fields for field in fields)
+    return isinstance(x, tuple) and hasattr(type(x), "moments")
+
+
+def _exponents(codec: Codec) -> Codec:
+    """The codec with scales that are powers of two, if it has blocks."""
+    return dataclasses.replace(codec, scales="power_of_two") if isinstance(codec, BlockCodec) else codec
 
 
 def _kind(tree: Any) -> str:
@@ -209,11 +217,11 @@ def _coded_leaves(
             wrong.append(f"{shown(name)} is a scalar with codec {codec.name}")
             continue
         block = min(2 ** int(form[1]), shape[-1]) if codec.blockwise else None
-        dtype = jnp.dtype(jnp.uint8 if codec.blockwise else jnp.float32)
-        layout = Layout(shape, codec, block, (dtype,) * len(names))
+        layout = Layout(shape, codec, block, (jnp.dtype(codec.code_dtype),) * len(names))
         kept = Leaf(layout, tuple(tree[name] for tree in trees), tuple(scale[name] for scale in scales))
-        expected = [(f, a, shape, dtype) for f, a in zip(names, kept.codes, strict=True)]
-        expected += [(f + "_scale", a, layout.scale_shape, np.float32) for f, a in zip(names, kept.scales, strict=True)]
+        of_codes, of_scales = (codec.code_shape(shape), codec.code_dtype), (layout.scale_shape, codec.scale_dtype)
+        expected = [(f, a, *of_codes) for f, a in zip(names, kept.codes, strict=True)]
+        expected += [(f + "_scale", a, *of_scales) for f, a in zip(names, kept.scales, strict=True)]
         for field, array, wanted, kind in expected:
             if tuple(array.shape) != wanted or array.dtype != kind:
                 wrong.append(

@@ -18,7 +18,7 @@ from optax_sr8bit.checkpoint.states import (
     difference,
     find,
     has_moments,
-    moment_fields,
+    moments_of,
     read,
 )
 from optax_sr8bit.codecs import Codec
@@ -81,18 +81,18 @@ class Target:
           others: a state whose parts beside the moments are kept where they are alike.
         """
         names, template = self.moments.names, find(self._fresh, "what tx.init builds")
+        built = find(self._template, "what tx.init builds")
         at = by_name(self._params, "params")
-        columns: dict[str, list[Any]] = {field: [] for field in _big_fields(template)}
+        columns: dict[str, list[Any]] = {field: [] for field in _big_fields(built)}
         for name, wanted in self.moments.leaves.items():
             leaf = source.leaves[name]
             codes, scales = (_placed_like(at.get(name), arrays, wanted.layout) for arrays in (leaf.codes, leaf.scales))
-            new = convert_leaf(type(leaf)(leaf.layout, codes, scales), wanted.layout, names)
+            new = convert_leaf(type(leaf)(leaf.layout, codes, scales), wanted.layout, self.moments.moments)
             codes, scales = (_placed_like(at.get(name), arrays, wanted.layout) for arrays in (new.codes, new.scales))
             for i, field in enumerate(names):
                 columns[field].append(codes[i])
                 if field + "_scale" in columns:
                     columns[field + "_scale"].append(scales[i])
-        built = find(self._template, "what tx.init builds")
         fields = {
             field: jax.tree.unflatten(jax.tree.structure(getattr(built, field)), column)
             for field, column in columns.items()
@@ -106,7 +106,8 @@ class Target:
 
 
 def _big_fields(state: Any) -> list[str]:
-    return [name for name in state._fields for field in moment_fields(state) if name in (field, field + "_scale")]
+    names = {moment.name + suffix for moment in moments_of(state) for suffix in ("", "_scale")}
+    return [field for field in state._fields if field in names]
 
 
 def _laid_out(tx: optax.GradientTransformation, params: Any) -> tuple[Any, Any]:
@@ -137,7 +138,7 @@ def codecs_of(tx: Any, params: Any) -> Mapping[int, Codec]:
     """The codecs that a tx of this library uses, among which may be the user's own."""
     if not isinstance(tx, Transformation):
         return {}
-    return {plan.codec.number: plan.codec for plan in plan_tree(params, tx.options)}
+    return {plan.codec.format: plan.codec for plan in plan_tree(params, tx.options)}
 
 
 def _placed_like(param: Any, arrays: tuple[Any, ...], layout: Layout) -> tuple[Any, ...]:

@@ -5,18 +5,19 @@ from typing import Any
 
 import numpy as np
 
-from optax_sr8bit.checkpoint.moments import FLOAT32, SIGNED, Layout, Leaf, convert_leaf
+from optax_sr8bit.checkpoint.moments import FLOAT32, Layout, Leaf, convert_leaf
 from optax_sr8bit.checkpoint.torch_dict import BLOCK, IGNORED, MOMENTS, dynamic_map
 from optax_sr8bit.codecs import Dynamic
+from optax_sr8bit.rule import Moment
 
 DYNAMIC = Dynamic()
 # Another machine may compute the published map with other last bits; its values are much farther apart.
 MAP_TOLERANCE = 2.0**-20
 
 
-def faults(fields: Mapping[str, Any], moments: Sequence[str], shape: tuple[int, ...]) -> Iterator[str]:
+def faults(fields: Mapping[str, Any], moments: Sequence[Moment], shape: tuple[int, ...]) -> Iterator[str]:
     """What is wrong with the state of a parameter of PyTorch's that shape, in words."""
-    suffixes = [MOMENTS[name] for name in moments]
+    suffixes = [MOMENTS[moment.name] for moment in moments]
     known = {"step"} | IGNORED | {kind + suffix for kind in ("state", "qmap", "absmax") for suffix in suffixes}
     if odd := sorted(map(str, set(fields) - known)):
         yield f"unknown fields {odd}"
@@ -49,27 +50,28 @@ def _faults_of_codes(fields: Mapping[str, Any], suffix: str, size: int) -> Itera
             yield f"{field} is not finite"
 
 
-def read_leaf(fields: Mapping[str, Any], moments: Sequence[str], wanted: Layout, axes: Sequence[int]) -> Leaf:
+def read_leaf(fields: Mapping[str, Any], moments: Sequence[Moment], wanted: Layout, axes: Sequence[int]) -> Leaf:
     """The moments of a parameter: codes and scales where they mean the same in the wanted layout, else float32.
 
     Args:
       fields: without faults.
-      moments: their names.
+      moments: what they are.
       wanted: how the moments will be stored.
       axes: how PyTorch's axes lie in this library's, as `numpy.transpose` takes them.
     """
     codes, scales, values = [], [], []
-    for name in moments:
-        state = np.asarray(fields["state" + MOMENTS[name]])
+    for moment in moments:
+        suffix = MOMENTS[moment.name]
+        state = np.asarray(fields["state" + suffix])
         if state.dtype != np.uint8:
             values.append(np.array(state.transpose(axes), order="C"))
             continue
-        qmap, absmax = (np.asarray(fields[kind + MOMENTS[name]]) for kind in ("qmap", "absmax"))
+        qmap, absmax = (np.asarray(fields[kind + suffix]) for kind in ("qmap", "absmax"))
         each = np.repeat(absmax, BLOCK)[: state.size].reshape(state.shape).transpose(axes)
         code = np.array(state.transpose(axes), order="C")
         values.append(qmap[code] * each)
-        published = np.allclose(qmap, dynamic_map(SIGNED[name]), rtol=MAP_TOLERANCE, atol=0)
-        scale = _common(each, wanted.block) if wanted.codec.number == DYNAMIC.number and published else None
+        published = np.allclose(qmap, dynamic_map(moment.signed), rtol=MAP_TOLERANCE, atol=0)
+        scale = _common(each, wanted.block) if wanted.codec.format == DYNAMIC.format and published else None
         if scale is not None:
             codes.append(code)
             scales.append(scale)
@@ -79,19 +81,19 @@ def read_leaf(fields: Mapping[str, Any], moments: Sequence[str], wanted: Layout,
     return Leaf(floats, tuple(values), ())
 
 
-def written_leaf(leaf: Leaf, moments: Sequence[str], axes: Sequence[int], in_8_bits: bool) -> dict[str, np.ndarray]:
+def written_leaf(leaf: Leaf, moments: Sequence[Moment], axes: Sequence[int], in_8_bits: bool) -> dict[str, np.ndarray]:
     """The fields of a parameter but `step`.
 
     Args:
       leaf: its moments.
-      moments: their names.
+      moments: what they are.
       axes: how PyTorch's axes lie in this library's.
       in_8_bits: whether codes are written, else float32.
     """
     back = np.argsort(axes)
     size, rank = int(np.prod(leaf.layout.shape)), len(leaf.layout.shape)
     flat = Layout((size,), DYNAMIC if in_8_bits else FLOAT32, BLOCK if in_8_bits else None, _dtypes(in_8_bits, moments))
-    new = _same_codes(leaf, flat, back) if in_8_bits and leaf.layout.codec.number == DYNAMIC.number else None
+    new = _same_codes(leaf, flat, back) if in_8_bits and leaf.layout.codec.format == DYNAMIC.format else None
     if new is None:
         floats = Layout(leaf.layout.shape, FLOAT32, None, _dtypes(False, moments))
         values = [np.asarray(x).transpose(back).reshape(-1) for x in convert_leaf(leaf, floats, tuple(moments)).codes]
@@ -99,15 +101,16 @@ def written_leaf(leaf: Leaf, moments: Sequence[str], axes: Sequence[int], in_8_b
         new = convert_leaf(Leaf(flat_floats, tuple(values), ()), flat, tuple(moments))
     shape = tuple(leaf.layout.shape[axis] for axis in back) if rank else ()
     fields = {}
-    for name, codes, scales in zip(moments, new.codes, new.scales, strict=True):
-        fields["state" + MOMENTS[name]] = np.asarray(codes).reshape(shape)
+    for moment, codes, scales in zip(moments, new.codes, new.scales, strict=True):
+        suffix = MOMENTS[moment.name]
+        fields["state" + suffix] = np.asarray(codes).reshape(shape)
         if in_8_bits:
-            fields["qmap" + MOMENTS[name]] = dynamic_map(SIGNED[name]).copy()
-            fields["absmax" + MOMENTS[name]] = np.asarray(scales)
+            fields["qmap" + suffix] = dynamic_map(moment.signed).copy()
+            fields["absmax" + suffix] = np.asarray(scales)
     return fields
 
 
-def _dtypes(in_8_bits: bool, moments: Sequence[str]) -> tuple[Any, ...]:
+def _dtypes(in_8_bits: bool, moments: Sequence[Moment]) -> tuple[Any, ...]:
     return (np.dtype(np.uint8 if in_8_bits else np.float32),) * len(moments)
 
 
