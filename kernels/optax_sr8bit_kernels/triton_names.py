@@ -17,6 +17,14 @@ from optax_sr8bit_kernels.triton_bits import signed_offset as signed_offset
 from optax_sr8bit_kernels.triton_bits import unsigned_byte as unsigned_byte
 from optax_sr8bit_kernels.triton_bits import unsigned_offset as unsigned_offset
 from optax_sr8bit_kernels.triton_bits import word as word
+from optax_sr8bit_kernels.triton_codes import byte_number as byte_number
+from optax_sr8bit_kernels.triton_codes import e4m3 as e4m3
+from optax_sr8bit_kernels.triton_codes import e4m3_code as e4m3_code
+from optax_sr8bit_kernels.triton_codes import e5m2 as e5m2
+from optax_sr8bit_kernels.triton_codes import nearest_byte as nearest_byte
+from optax_sr8bit_kernels.triton_codes import nibble_offset as nibble_offset
+from optax_sr8bit_kernels.triton_codes import saturated as saturated
+from optax_sr8bit_kernels.triton_codes import signed_nibble as signed_nibble
 
 static_range = range if INTERPRETED.value else tl.static_range
 LARGEST = tl.constexpr(3.4028234663852886e38)  # of float32

@@ -4,13 +4,18 @@ from optax_sr8bit.codecs.base import BlockCodec as BlockCodec
 from optax_sr8bit.codecs.base import Codec as Codec
 from optax_sr8bit.codecs.base import DitheredCodec as DitheredCodec
 from optax_sr8bit.codecs.base import MomentCode as MomentCode
+from optax_sr8bit.codecs.companded import Companded as Companded
 from optax_sr8bit.codecs.dynamic import Dynamic as Dynamic
 from optax_sr8bit.codecs.float32 import Float32 as Float32
+from optax_sr8bit.codecs.four_bit import FourBit as FourBit
+from optax_sr8bit.codecs.fp8 import Fp8 as Fp8
 from optax_sr8bit.codecs.offset import Offset as Offset
 from optax_sr8bit.codecs.offset_wide import OffsetWide as OffsetWide
 from optax_sr8bit.registry import find
 
-CODECS: dict[str, Codec] = {codec.name: codec for codec in (Offset(), OffsetWide(), Dynamic(), Float32())}
+CODECS: dict[str, Codec] = {
+    codec.name: codec for codec in (Offset(), OffsetWide(), Dynamic(), Float32(), Companded(), Fp8(), FourBit())
+}
 
 
 def get(codec: str | Codec) -> Codec:
