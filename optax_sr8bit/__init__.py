@@ -3,6 +3,8 @@
 from optax_sr8bit import checkpoint as checkpoint
 from optax_sr8bit import codecs as codecs
 from optax_sr8bit import rounding as rounding
+from optax_sr8bit.clipping import clip_by_global_norm as clip_by_global_norm
+from optax_sr8bit.clipping import global_norm as global_norm
 from optax_sr8bit.optimizers import *  # noqa: F403 -- one line there adds an optimizer
 from optax_sr8bit.report import check as check
 from optax_sr8bit.report import explain as explain

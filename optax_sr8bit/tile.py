@@ -44,6 +44,7 @@ class Parts:
       decoders: per moment decode of its `MomentCode`; so floors, encoders, tops, tinies, zeros.
       floors: see decoders.
       dithers: per moment (words, place) -> dither word.
+      turns: per moment what is added to that, so that two moments of one kind do not share their dither.
       encoders: see decoders.
       tops: see decoders.
       tinies: see decoders.
@@ -75,6 +76,7 @@ class Parts:
     decoders: tuple[Callable, ...]
     floors: tuple[Callable, ...]
     dithers: tuple[Callable, ...]
+    turns: tuple[int, ...]
     encoders: tuple[Callable, ...]
     tops: tuple[float, ...]
     tinies: tuple[float, ...]
@@ -163,7 +165,10 @@ def encode(moments, absmax, place, words, parts):
         if parts.power_of_two:
             scale = minimum((pattern(scale) + 0x7FFFFF) >> 23, u32(parts.exponents[i]))
             largest = f32(scale << 23) * parts.tops[i]
-        codes = codes + (parts.encoders[i](moments[i], largest, parts.dithers[i](words, place)),)
+        dither = parts.dithers[i](words, place)
+        if parts.turns[i] != 0:
+            dither = dither + u32(parts.turns[i])
+        codes = codes + (parts.encoders[i](moments[i], largest, dither),)
         scales = scales + (scale,)
     return codes, scales
 
@@ -216,6 +221,7 @@ def parts(
       leaf_scalars: how many scalars of the rule are a leaf's own.
     """
     codes = [codec.code(moment.signed) for moment in rule.moments]
+    dithers = tuple(codec.dither_word(moment.signed) for moment in rule.moments)
     dtype = jnp.dtype(dtype)
     corrected = how.correction is not None and dtype != jnp.float32
     return Parts(
@@ -239,7 +245,8 @@ def parts(
         narrow=unrounded if delta_dtype is None else NARROW.get(jnp.dtype(delta_dtype).name, unrounded),
         decoders=tuple(code.decode for code in codes),
         floors=tuple(code.floor for code in codes),
-        dithers=tuple(codec.dither_word(moment.signed) for moment in rule.moments),
+        dithers=dithers,
+        turns=_turns(dithers),
         encoders=tuple(code.encode for code in codes),
         tops=tuple(code.top for code in codes),
         tinies=tuple(code.tiny for code in codes),
@@ -251,8 +258,16 @@ def parts(
     )
 
 
+def _turns(dithers: tuple[Callable, ...]) -> tuple[int, ...]:
+    """Golden sections of a turn: of the words that round to nearest none, nor of the first of a kind."""
+    before = [dithers[:i].count(dither) for i, dither in enumerate(dithers)]
+    return tuple(0 if d is bits.half_code else k * 0x9E3779B9 % 2**32 for d, k in zip(dithers, before, strict=True))
+
+
 def recoding(moments: tuple[Moment, ...], codec: Codec) -> Parts:
     """The `Parts` with which `encode` rounds moments to the nearest code, outside of a step."""
     no_rule = Rule("", moments, None, scalars=unrounded, update=unrounded)
     half = (bits.half_code,) * len(moments)
-    return dataclasses.replace(parts(no_rule, (), codec, rounding.get("nearest"), jnp.float32), dithers=half)
+    return dataclasses.replace(
+        parts(no_rule, (), codec, rounding.get("nearest"), jnp.float32), dithers=half, turns=(0,) * len(moments)
+    )

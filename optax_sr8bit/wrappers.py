@@ -9,6 +9,8 @@ from typing import Any
 import jax.numpy as jnp
 import optax
 
+from optax_sr8bit import inputs
+from optax_sr8bit.clipping import GradientScale, scaled
 from optax_sr8bit.options import Options
 from optax_sr8bit.transform import Transformation
 
@@ -17,6 +19,9 @@ STRUCTURAL = {f.name for f in fields(Options)} | {"mu_dtype", "mask", "nesterov"
 
 def chain(*transforms: optax.GradientTransformation) -> Transformation:
     """`optax.chain` whose last link is one of this library's optimizers, and which therefore can `step`.
+
+    Links that only scale the gradients, as `sr8.clip_by_global_norm` does, cost no pass over them where nothing but
+    such links stands between them and the optimizer. So does `grad_scale=`, where no other link sees gradients first.
 
     Args:
       *transforms: any transformations of the gradients, then the optimizer. It owns learning rate, decay and rounding,
@@ -29,8 +34,8 @@ def chain(*transforms: optax.GradientTransformation) -> Transformation:
       ValueError: where the last link is no optimizer of this library, or another one is.
 
     Example:
-      >>> import optax, optax_sr8bit as sr8
-      >>> tx = sr8.chain(optax.clip_by_global_norm(1.0), sr8.adamw(1e-3))
+      >>> import optax_sr8bit as sr8
+      >>> tx = sr8.chain(sr8.clip_by_global_norm(1.0), sr8.adamw(1e-3))
     """
     if not transforms or not isinstance(transforms[-1], Transformation):
         raise ValueError(
@@ -40,15 +45,37 @@ def chain(*transforms: optax.GradientTransformation) -> Transformation:
     early = [i for i, t in enumerate(transforms[:-1]) if isinstance(t, Transformation)]
     if early:
         raise ValueError(f"only the last link of sr8.chain may be an optimizer of optax_sr8bit; so are links {early}")
-    last = transforms[-1]
-    whole = optax.chain(*transforms)
-    # The same chain with the optimizer's other door at its end.
-    stepping = optax.chain(*transforms[:-1], optax.GradientTransformationExtraArgs(last.init, _as_update(last)))
+    links, last = [optax.with_extra_args_support(link) for link in transforms[:-1]], transforms[-1]
+    # From here on nothing sees the gradients but their scales.
+    fused = 1 + max((i for i, link in enumerate(transforms[:-1]) if not isinstance(link, GradientScale)), default=-1)
+
+    def advance(
+        door: Callable[..., Any], grads: Any, state: Any, params: Any, grad_scale: Any = None, **extra_args: Any
+    ) -> tuple[Any, Any]:
+        if len(state) != len(transforms):
+            raise ValueError(f"the state is of a chain of {len(state)} links, this one has {len(transforms)}")
+        states, factor = [], inputs.scale(grad_scale)
+        if fused and factor is not None:
+            grads, factor = scaled(grads, factor), None
+        for i, link in enumerate(links):
+            if i < fused:
+                grads, new = link.update(grads, state[i], params, **extra_args)
+            else:
+                factor, new = link.scale(grads, factor), state[i]
+            states.append(new)
+        result, new = door(grads, state[-1], params, grad_scale=factor, **extra_args)
+        return result, (*states, new)
+
+    def init(params: Any) -> Any:
+        return tuple(link.init(params) for link in transforms)
+
+    def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> tuple[Any, Any]:
+        return advance(last.update, updates, state, params, **extra_args)
 
     def step(grads: Any, state: Any, params: Any, **extra_args: Any) -> tuple[Any, Any]:
-        return stepping.update(grads, state, params, **extra_args)
+        return advance(last.step, grads, state, params, **extra_args)
 
-    return Transformation(whole.init, whole.update, step, last.definition, last.options)
+    return Transformation(init, update, step, last.definition, last.options)
 
 
 def inject_hyperparams(

@@ -25,6 +25,7 @@ DTYPES = {
     "float16": tl.float16,
     "float32": tl.float32,
     "uint8": tl.uint8,
+    "uint16": tl.uint16,
     "uint32": tl.uint32,
 }
 MARGIN = 4096  # bytes before and behind each array: 0xFF, which is NaN in every float dtype

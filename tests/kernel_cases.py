@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -16,12 +17,16 @@ from tables import ADAMW, BF16, CODECS, F16, F32, LION, OPTIMIZERS, ROUNDINGS, R
 from optax_sr8bit import codecs, hyperparameters, rounding
 from optax_sr8bit.leaf import LeafSpec, step_group
 from optax_sr8bit_kernels.launch import Launch
+from optax_sr8bit_kernels.xla import packed
 
 EVERY_CODEC = {
     **{name: codecs.get(name) for name in CODECS},
     "offset_philox": codecs.Offset(dither="philox"),
     "offset_nearest": codecs.Offset(dither="nearest"),
+    "offset_exponents": codecs.Offset(scales="power_of_two"),
 }
+E4M3, E5M2 = jnp.float8_e4m3fn, jnp.float8_e5m2
+SEED = 0x9E3779B9
 BAD = np.array([np.nan, np.inf, -np.inf, 2e19, -2e19], np.float32)  # the square of 2e19 is beyond float32
 
 
@@ -41,6 +46,7 @@ class Case(NamedTuple):
     steps: int = 2
     grads: str = "usual"  # a key of GRADIENTS
     cut: tuple[int, ...] = ()  # into how many pieces the only leaf is cut along each axis; the pieces are stepped
+    scaled: bool = False
 
     @property
     def name(self) -> str:
@@ -48,14 +54,18 @@ class Case(NamedTuple):
         words += [jnp.dtype(d).name if d else "new" for d in (self.dtype, self.grad, self.delta)]
         shapes = ["x".join(map(str, s)) or "0d" for s in self.shapes[:3]]
         cut = ["cut", *map(str, self.cut)] if self.cut else []
-        return "-".join([*words, str(self.block), *shapes, self.grads, str(len(self.shapes)), *cut])
+        scaled = ["scaled"] * self.scaled
+        return "-".join([*words, str(self.block), *shapes, self.grads, str(len(self.shapes)), *cut, *scaled])
 
     @property
     def spec(self) -> LeafSpec:
-        rule, codec = self.opt().definition.rule, EVERY_CODEC[self.codec]
+        rule, codec = self.opt().definition.rule, EVERY_CODEC[self.codec if self.opt.moments else "float32"]
+        own = 0 if rule.measure is None else 1  # scalars of each leaf, which are given here: norms are XLA's
+        rule = dataclasses.replace(rule, measure=None)
         block = min(self.block, self.shapes[0][-1]) if codec.blockwise else None
         how = rounding.get(self.how)
-        return LeafSpec(rule, rule.flags, codec, how, block, jnp.dtype(self.dtype), jnp.dtype(self.grad), self.delta)
+        dtypes = jnp.dtype(self.dtype), jnp.dtype(self.grad), self.delta
+        return LeafSpec(rule, rule.flags, codec, how, block, *dtypes, self.scaled, own)
 
 
 def usual(rng, shape):
@@ -152,12 +162,19 @@ def cases() -> list[Case]:
 
 
 @functools.cache
-def control(name: str, count: int) -> np.ndarray:
-    """The bits of an optimizer's scalars, the words of a seed, the steps taken before."""
+def control(name: str, count: int, scaled: bool = False) -> np.ndarray:
+    """The bits of an optimizer's scalars and of that of gradients, the words of a seed, the steps taken before."""
     definition = next(opt for opt in OPTIMIZERS if opt.name == name)().definition
     hyper = hyperparameters.evaluate(definition.hyperparameters, jnp.int32(count))
-    scalars = np.array([float(x) for x in definition.rule.scalars(hyper, jnp.int32(count))], np.float32)
-    return np.concatenate([scalars.view(np.uint32), np.array([0x9E3779B9, 77, count], np.uint32)])
+    scalars = [float(x) for x in definition.rule.scalars(hyper, jnp.int32(count))] + [0.7] * scaled
+    return np.concatenate([np.array(scalars, np.float32).view(np.uint32), np.array([SEED, 77, count], np.uint32)])
+
+
+def some_codes(rng, code, codec, shape):
+    """Codes that may come out of an encoder: of finite values, and of none below zero where moments have no sign."""
+    values = np.asarray(code.decode(jnp.arange(1 << min(codec.bits, 8), dtype=jnp.uint32), jnp.float32(1)))
+    possible = np.flatnonzero(np.isfinite(values) & ((values >= 0) | (code is codec.signed))).astype(np.uint8)
+    return np.asarray(packed(jnp.asarray(rng.choice(possible, shape)), codec.bits))
 
 
 def leaves(case: Case):
@@ -171,12 +188,28 @@ def leaves(case: Case):
             codes.append(tuple(x if moment.signed else x * x for x in first))
             rows = [s[:-1] + (1,) if s else () for s in case.shapes]  # handed on
         else:
-            codes.append(tuple(rng.integers(0, 256, s, np.uint8) for s in case.shapes))
+            code = spec.codec.code(moment.signed)
+            codes.append(tuple(some_codes(rng, code, spec.codec, s) for s in case.shapes))
             rows = [(*s[:-1], -(-s[-1] // spec.block)) for s in case.shapes]
         size = 1e-3 if moment.signed else 1e-6
-        scales.append(tuple((size * np.exp(rng.standard_normal(s)) / 255).astype(np.float32) for s in rows))
+        some = [(size * np.exp(rng.standard_normal(s)) / 255).astype(np.float32) for s in rows]
+        if spec.codec.power_of_two:
+            some = [(x.view(np.uint32) >> 23).astype(np.uint8) for x in some]
+        scales.append(tuple(some))
+    if spec.corrected:
+        codes.append(tuple(beside(rng, p, spec.rounding.correction) for p in params))
     names = rng.integers(0, 2**32, (len(case.shapes), 2), np.uint32)
+    if spec.leaf_scalars:
+        own = rng.uniform(0.5, 2, (len(case.shapes), spec.leaf_scalars)).astype(np.float32)
+        names = np.concatenate([names, own.view(np.uint32)], axis=1)
     return params, tuple(codes), tuple(tuple(map(np.asarray, s)) for s in scales), names
+
+
+def beside(rng, param, dtype):
+    """What a rounding may keep beside parameters: any bits, or a number below half their spacing."""
+    if jnp.issubdtype(dtype, jnp.floating):
+        return (param.astype(np.float32) * rng.uniform(-(2**-9), 2**-9, param.shape)).astype(dtype)
+    return rng.integers(0, 256 ** jnp.dtype(dtype).itemsize, param.shape).astype(dtype)
 
 
 def steps(case: Case):
@@ -185,7 +218,7 @@ def steps(case: Case):
     make = GRADIENTS[case.grads]
     with np.errstate(over="ignore", invalid="ignore"):
         grads = [tuple(np.asarray(make(rng, s)).astype(case.grad) for s in case.shapes) for _ in range(case.steps)]
-    return [(g, control(case.opt.name, 3 + i)) for i, g in enumerate(grads)]
+    return [(g, control(case.opt.name, 3 + i, case.scaled)) for i, g in enumerate(grads)]
 
 
 def step(case: Case, implementation: str, params, codes, scales, names, grads, word):

@@ -44,6 +44,7 @@ LAYERS = [
     "hyperparameters",
     "in_place",
     "transform",
+    "clipping",
     "state_shardings",
     "wrappers",
     "report",

@@ -1,7 +1,9 @@
 """The kernel compiles for NVIDIA GPUs in every variant, without one, and stays as cheap as it was measured to be."""
 
+import jax.numpy as jnp
 import pytest
 import sass
+from kernel_cases import E4M3, E5M2, control
 from tables import ADAMW, BF16, CODECS, F16, F32, LION, OPTIMIZERS, ROUNDINGS, RULES, named
 
 from optax_sr8bit import codecs, rounding, tile
@@ -19,7 +21,7 @@ DITHERED = {
     "offset_nearest": codecs.Offset(dither="nearest"),
     "offset_wide_philox": codecs.OffsetWide(dither="philox"),
 }
-POINTERS = {BF16: "*bf16", F16: "*fp16", F32: "*fp32"}
+POINTERS = {BF16: "*bf16", F16: "*fp16", F32: "*fp32", E4M3: "*u8", E5M2: "*u8", jnp.uint8: "*u8", jnp.uint16: "*u16"}
 CAPABILITIES = (80, 90, 100)
 SMALL, LARGE = ((16, 512),), ((8192, 4096),)
 SHAPES = {
@@ -36,17 +38,28 @@ SHAPES = {
 
 
 def lower(
-    opt, codec="offset", how="stochastic", dtype=BF16, grad=BF16, delta=None, shapes=SMALL, capability=90, runs=None
+    opt,
+    codec="offset",
+    how="stochastic",
+    dtype=BF16,
+    grad=BF16,
+    delta=None,
+    shapes=SMALL,
+    capability=90,
+    runs=None,
+    scaled=False,
 ):
     """Compiles as jax-triton would: pointers are aligned, lengths and rows are not constants."""
-    rule = opt().definition.rule
-    codec = DITHERED.get(codec) or codecs.get(codec)
-    parts = to_triton(tile.parts(rule, rule.flags, codec, rounding.get(how), dtype, delta))
+    rule, scalar_count = opt().definition.rule, len(control(opt.name, 0)) - 3
+    codec, rounded = DITHERED.get(codec) or codecs.get(codec), rounding.get(how)
+    own = 1 if rule.measure is not None else 0
+    parts = tile.parts(rule, rule.flags, codec, rounded, dtype, delta, scaled, own)
     over, n, leaves = grid(shapes, 256 if codec.blockwise else None, None, runs), len(rule.moments), len(shapes)
+    beside = ((POINTERS[rounded.correction],) * leaves,) if parts.corrected else ()
     arguments = {
         "params": (POINTERS[dtype],) * leaves,
-        "codes": (("*u8" if codec.blockwise else "*fp32",) * leaves,) * n,
-        "scales": (("*fp32",) * leaves,) * n if codec.blockwise else (),
+        "codes": (*(((POINTERS[codec.code_dtype],) * leaves,) * n), *beside),
+        "scales": ((POINTERS[codec.scale_dtype],) * leaves,) * n if codec.blockwise else (),
         "results": (POINTERS[delta],) * leaves if delta else (),
         "grads": (POINTERS[grad],) * leaves,
         "control": "*u32",
@@ -54,8 +67,8 @@ def lower(
         **dict.fromkeys(("firsts", "rows", "lengths"), ("i32",) * leaves),
         **dict.fromkeys(("inner", "strides"), ("i32",) * len(over.inner)),
     }
-    scalar_count = 9 if n == 2 else 4
-    constants = {"parts": parts, "tiling": over.tiling, "scalar_count": scalar_count}
+    scalar_count += scaled
+    constants = {"parts": to_triton(parts), "tiling": over.tiling, "scalar_count": scalar_count}
     signature = arguments | dict.fromkeys(constants, "constexpr")
     aligned = {path: [["tt.divisibility", 16]] for path in pointers(tuple(arguments.values()))}
     source = compiler.ASTSource(step_leaves, signature, constexprs=constants, attrs=aligned)

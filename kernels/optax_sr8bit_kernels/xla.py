@@ -131,8 +131,7 @@ def sums_of_squares(
       block: see parts.
 
     Returns:
-      float32, one a tile. XLA decides on the order of the sums, which run over one axis after another, so that no
-      long one loses small terms.
+      float32, one a tile.
     """
     n = param.shape[-1] if param.ndim else 1
     codes, kept = (codes[:-1], codes[-1]) if parts.corrected else (codes, None)
@@ -143,10 +142,17 @@ def sums_of_squares(
         tile[2] = tuple(into_blocks(unpacked(c, parts.code_bits, n), block, z).astype(jnp.uint32) for c, z in unpacking)
         tile[3] = tuple(lax.expand_dims(s.astype(jnp.uint32) if parts.power_of_two else s, (s.ndim,)) for s in scales)
         tile[0], tile[1], tile[4] = (x if isinstance(x, tuple) else into_blocks(x, block) for x in (*tile[:2], tile[4]))
-    sums = [x * x for x in parts.measured(*tile, scalars, grad_scale, zero, parts)]
-    for _ in range(sums[0].ndim):
-        sums = [jnp.sum(x, axis=-1) for x in sums]
-    return jnp.stack(sums)
+    return jnp.stack([total(x * x) for x in parts.measured(*tile, scalars, grad_scale, zero, parts)])
+
+
+def total(x: Array) -> Array:
+    """The sum of a float32 array, over one axis after another, so that no long sum loses small terms.
+
+    XLA decides on the order within an axis, and over devices.
+    """
+    for _ in range(x.ndim):
+        x = jnp.sum(x, axis=-1)
+    return x
 
 
 def packed(codes: Array, bits: int) -> Array:
