@@ -264,8 +264,8 @@ def e4m3_code(code: Array) -> Array:
 
 
 def signed_nibble(magnitude: Array, x: Array) -> Array:
-    """A non-negative int32 clamped to three bits, below the sign bit of the float32 x: a sign-magnitude half byte."""
-    return as_uint(jnp.minimum(magnitude, 7)) | ((bits(x) >> 28) & 8)
+    """A non-negative int32 below 8, below the sign bit of the float32 x: a sign-magnitude half byte."""
+    return as_uint(magnitude) | ((bits(x) >> 28) & 8)
 
 
 def nibble_offset(code: Array, scale: Array, shift: int) -> Array:

@@ -141,8 +141,26 @@ def e4m3_code(code):
 
 @triton.jit
 def signed_nibble(magnitude, x):
-    """A non-negative int32 clamped to three bits, below the sign bit of x, as uint8."""
-    return (tl.minimum(magnitude, 7).to(tl.uint32) | ((bits(x) >> 28) & 8)).to(tl.uint8)
+    """A non-negative int32 below 8, below the sign bit of x, as uint8; packed as in `signed_byte`."""
+    if INTERPRETED:
+        return (magnitude.to(tl.uint32) | ((bits(x) >> 28) & 8)).to(tl.uint8)
+    else:
+        return tl.inline_asm_elementwise(
+            """{
+            .reg .b32 t, lo, hi;
+            cvt.pack.sat.s8.s32.b32 t, $4, $3, 0;
+            cvt.pack.sat.s8.s32.b32 t, $2, $1, t;
+            prmt.b32 lo, $5, $6, 0xFB;
+            prmt.b32 hi, $7, $8, 0xFB;
+            prmt.b32 lo, lo, hi, 0x5410;
+            lop3.b32 $0, t, lo, 0x08080808, 0xF8;
+            }""",
+            "=r,r,r,r,r,r,r,r,r",
+            [magnitude, x],
+            tl.uint8,
+            is_pure=True,
+            pack=4,
+        )
 
 
 @triton.jit

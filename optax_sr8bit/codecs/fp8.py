@@ -43,7 +43,7 @@ def decode(code, scale):
 
 
 def floor_nu(scale):
-    """Half of the least value but zero, 2**-9, for a second moment that decodes to zero beside a first one that is not."""
+    """Half of the least value but zero, 2**-9: for a second moment that is zero beside a first one that is not."""
     return scale * 0.0009765625
 
 
