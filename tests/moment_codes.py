@@ -17,14 +17,22 @@ LARGEST = float(np.finfo(np.float32).max)
 TINY = (1e-45, 1e-43, 1e-40, 1.2e-38, 2.0**-101, 2.0**-100, 2.0**-90)
 ABSMAX = (*TINY, 1e-20, 1e-8, 0.7, 1.0, 3.0, 1e10, 1e30, 2.0**127, LARGEST)
 
-DITHERED = {
-    "offset-mu": (codecs.get("offset").signed, oracle.OFFSET_MU),
-    "offset-nu": (codecs.get("offset").unsigned, oracle.OFFSET_NU),
-    "offset_wide-mu": (codecs.get("offset_wide").signed, oracle.WIDE_MU),
-    "offset_wide-nu": (codecs.get("offset_wide").unsigned, oracle.WIDE_NU),
+ORACLES = {
+    "offset-mu": oracle.OFFSET_MU,
+    "offset-nu": oracle.OFFSET_NU,
+    "offset_wide-mu": oracle.WIDE_MU,
+    "offset_wide-nu": oracle.WIDE_NU,
+    "companded-mu": oracle.CompandedCode(signed=True),
+    "companded-nu": oracle.CompandedCode(signed=False),
+    "fp8-mu": oracle.E4m3Code(signed=True),
+    "fp8-nu": oracle.E4m3Code(signed=False),
+    "four_bit-mu": oracle.FOUR_BIT_MU,
+    "four_bit-nu": oracle.FOUR_BIT_NU,
 }
+DITHERED = {name: code for name, code in ORACLES.items() if code.dithered}
 DYNAMIC = {"dynamic-mu": codecs.get("dynamic").signed, "dynamic-nu": codecs.get("dynamic").unsigned}
-MOMENTS = {**{k: v[0] for k, v in DITHERED.items()}, **DYNAMIC}
+MOMENTS = {name: codecs.get(name[:-3]).code(name.endswith("mu")) for name in [*ORACLES, *DYNAMIC]}
+defined = pytest.mark.parametrize("name", ORACLES)
 dithered = pytest.mark.parametrize("name", DITHERED)
 moments = pytest.mark.parametrize("name", MOMENTS)
 
@@ -52,12 +60,27 @@ def decode(name, code, absmax):
     moment = MOMENTS[name]
     code = jnp.asarray(np.asarray(code, np.uint32))
     largest = jnp.asarray(np.maximum(np.asarray(absmax, np.float32), np.float32(moment.tiny)))
-    scale = jnp.broadcast_to(moment.scale(largest), code.shape)
+    scale = jnp.broadcast_to(largest * (1.0 / moment.top), code.shape)
     return np.asarray(compiled(name)[1](code, scale))
 
 
 def values_of(name):
-    """The 256 values in units of absmax, float64, from the definition (for dynamic: the recorded float32 map)."""
-    if name in DITHERED:
-        return DITHERED[name][1].units() / DITHERED[name][1].top
+    """The values of all codes in units of absmax, float64, from the definition (of dynamic: the recorded map)."""
+    if name in ORACLES:
+        return ORACLES[name].units() / ORACLES[name].top
     return np.load(GOLDEN)["signed.map" if signed(name) else "unsigned.map"].astype(np.float64)
+
+
+def compand(name, y):
+    """Multiples of absmax where codes are equally good: as they are, but for `companded`."""
+    return ORACLES[name].compand(y) if name.startswith("companded") else y
+
+
+def expand(name, z):
+    """The inverse of `compand`."""
+    return ORACLES[name].expand(z) if name.startswith("companded") else z
+
+
+def used(name):
+    """The codes that mean something."""
+    return np.flatnonzero(~np.isnan(values_of(name)))

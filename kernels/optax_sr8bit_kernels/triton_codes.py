@@ -67,8 +67,26 @@ def _converts_e4m3(_semantic=None):
 @triton.jit
 def e4m3(x):
     """The float32 value of the float8_e4m3fn with the bit pattern x, a uint32."""
-    value = _e4m3_by_half(x)
-    return tl.where((x & 0x7F) == 0x7F, float("nan"), value)
+    if INTERPRETED:
+        return tl.where((x & 0x7F) == 0x7F, float("nan"), _e4m3_by_half(x))
+    elif _converts_e4m3():
+        return tl.inline_asm_elementwise(
+            """{
+            .reg .b16 h, l;
+            .reg .b32 t;
+            cvt.u16.u32 h, $1;
+            cvt.rn.f16x2.e4m3x2 t, h;
+            mov.b32 {l, h}, t;
+            cvt.f32.f16 $0, l;
+            }""",
+            "=f,r",
+            [x],
+            tl.float32,
+            is_pure=True,
+            pack=1,
+        )
+    else:
+        return tl.where((x & 0x7F) == 0x7F, float("nan"), _e4m3_by_half(x))
 
 
 @triton.jit

@@ -32,7 +32,7 @@ def encode_mu(x, absmax, dither):
 def decode_mu(code, scale):
     """c / (254 - |c|) scale, c = code - 128."""
     c = byte_number(code, 128.0)
-    return c * scale * reciprocal(254.0 - absolute(c))
+    return c * reciprocal(254.0 - absolute(c)) * scale
 
 
 def encode_nu(x, absmax, dither):
