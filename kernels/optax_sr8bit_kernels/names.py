@@ -259,8 +259,8 @@ def e5m2(x: Array) -> Array:
 
 
 def e4m3_code(code: Array) -> Array:
-    """The `e4m3` of a byte that is not NaN, and which a back end may hold as it holds codes."""
-    return f16(((code & 0x7F) << 7) | ((code & 0x80) << 8)) * np.float32(256)
+    """The `e4m3` of a byte that is not NaN, held as codes are."""
+    return e4m3(code)
 
 
 def signed_nibble(magnitude: Array, x: Array) -> Array:
