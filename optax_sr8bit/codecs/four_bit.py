@@ -10,7 +10,7 @@ direction is off, on a recorded run of 300 steps with blocks of 64, 128 and 256:
     linear, nearest (mu as well)                            62 %, 70 %, 76 %    61 %, 68 %, 76 %
     powers of two, dithered         37 %, 35 %, 36 %        94 %, 99 %, 127 %
 
-So it is far from float32 moments, and averaging over steps helps little: `offset`, in twice the memory, is 6 to 7 % off.
+It is far from float32 moments, and summing over steps helps little: `offset`, in twice the memory, is 6 to 7 % off.
 mu is the coarser of the two (with a float32 nu 78 %, 87 %, 135 %), most of all in large blocks: use 128 or less.
 
 References:
