@@ -106,9 +106,10 @@ def plan_tree(params: Any, options: Options) -> list[LeafPlan]:
     leaves = named_leaves(params)
     offenders = [f"{shown(name)}: {_kind(leaf)}" for name, leaf in leaves if not _is_param(leaf)]
     if offenders:
+        known = ", ".join(jnp.dtype(dtype).name for dtype in PARAM_DTYPES)
         raise TypeError(
-            f"parameters must be arrays of {', '.join(jnp.dtype(dtype).name for dtype in PARAM_DTYPES)}; keep others out "
-            "of the tree (optax.masked, nnx.Param filters, eqx.filter(model, eqx.is_inexact_array)). Offending leaves: " + "; ".join(offenders)
+            f"parameters must be arrays of {known}; keep others out of the tree (optax.masked, nnx.Param filters, "
+            "eqx.filter(model, eqx.is_inexact_array)). Offending leaves: " + "; ".join(offenders)
         )
     names = [name for name, _ in leaves]
     noise = [seeds.noise_name(name) for name in names]
@@ -121,10 +122,13 @@ def plan_tree(params: Any, options: Options) -> list[LeafPlan]:
     _check_patterns("codec", options.codec, names)
     _check_patterns("rounding", options.rounding, names)
     plans = [plan_leaf(name, leaf, options) for name, leaf in leaves]
-    unknown = [p for p in plans if p.dtype != jnp.float32 and p.dtype.name not in p.rounding.encoders]
+    unknown = [
+        f"{shown(plan.name)} is {plan.dtype}, {plan.rounding.name!r} takes {sorted(plan.rounding.encoders)}"
+        for plan in plans
+        if plan.dtype != jnp.float32 and plan.dtype.name not in plan.rounding.encoders
+    ]
     if unknown:
-        told = (f"{shown(p.name)} is {p.dtype}, {p.rounding.name!r} takes {sorted(p.rounding.encoders)}" for p in unknown)
-        raise ValueError("rounding, which a mapping of path patterns chooses by leaf: " + "; ".join(told))
+        raise ValueError("rounding, which a mapping of path patterns chooses by leaf: " + "; ".join(unknown))
     return plans
 
 

@@ -8,7 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from optax_sr8bit import codecs
 from optax_sr8bit import state as states
+from optax_sr8bit.codecs import Codec
 from optax_sr8bit.implementation import select
 from optax_sr8bit.placement import cut_blocks
 from optax_sr8bit.plan import LeafPlan, plan_tree, shown
@@ -163,7 +165,11 @@ def _row(leaf: LeafReport) -> tuple[str, ...]:
     why = plan.reason + ("; rare updates may be huge" if plan.codec.name == "dynamic" else "")
     why += leaf.cut and f"; its last axis is exchanged: {leaf.cut}"
     block = "-" if plan.block is None else str(plan.block)
-    return (shown(plan.name), str(list(plan.shape)), str(plan.dtype), how, plan.codec.name, block, per, why)
+    return (shown(plan.name), str(list(plan.shape)), str(plan.dtype), how, _codec(plan.codec), block, per, why)
+
+
+def _codec(codec: Codec) -> str:
+    return codecs.by_format(codec.format) if codec.power_of_two else codec.name
 
 
 def _require(tx: Any) -> None:

@@ -15,7 +15,7 @@ from optax_sr8bit.codecs import Codec
 from optax_sr8bit.rounding import Rounding
 from optax_sr8bit.rule import Moment, Rule
 from optax_sr8bit_kernels.names import bits as pattern
-from optax_sr8bit_kernels.names import f16, f32, maximum, minimum, static_range, u32, unfused, word
+from optax_sr8bit_kernels.names import e4m3, e5m2, f16, f32, maximum, minimum, static_range, u32, unfused, word
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,7 +194,13 @@ def from_bfloat16(stored):
 
 
 # By dtype, of the parameter and of the difference, which is rounded to nearest: the parameter's bits would bias it.
-WIDEN = {"bfloat16": from_bfloat16, "float16": f16, "float32": from_float32}
+WIDEN = {
+    "bfloat16": from_bfloat16,
+    "float16": f16,
+    "float32": from_float32,
+    "float8_e4m3fn": e4m3,
+    "float8_e5m2": e5m2,
+}
 NARROW = {"bfloat16": rounding.nearest_bfloat16, "float16": rounding.nearest_float16}
 
 

@@ -233,8 +233,19 @@ def nibbles(x):
         even = x & 0x0F0F0F0F
         odd = (x >> 4) & 0x0F0F0F0F
         # The two low bytes of both, then the two high ones, each even one before its odd neighbour.
-        low = (even & 0xFF) | ((odd & 0xFF) << 8) | ((even & 0xFF00) << 8) | ((odd & 0xFF00) << 16)
-        high = ((even >> 16) & 0xFF) | ((odd >> 8) & 0xFF00) | ((even >> 8) & 0xFF0000) | (odd & 0xFF000000)
+        if INTERPRETED:
+            low = (even & 0xFF) | ((odd & 0xFF) << 8) | ((even & 0xFF00) << 8) | ((odd & 0xFF00) << 16)
+            high = ((even >> 16) & 0xFF) | ((odd >> 8) & 0xFF00) | ((even >> 8) & 0xFF0000) | (odd & 0xFF000000)
+        else:
+            low, high = tl.inline_asm_elementwise(
+                """prmt.b32 $0, $2, $3, 0x5140;
+                prmt.b32 $1, $2, $3, 0x7362;""",
+                "=&r,=r,r,r",
+                [even, odd],
+                (tl.uint32, tl.uint32),
+                is_pure=True,
+                pack=1,
+            )
         x = tl.join(low, high)
         return tl.reshape(x, [x.shape[0], x.shape[1] * 2])
 

@@ -17,6 +17,7 @@ from optax_sr8bit_kernels.xla import into_blocks, out_of_blocks, packed, unpacke
 
 FLOAT32 = Float32()
 
+
 @dataclasses.dataclass(frozen=True)
 class Layout:
     """How the moments of one leaf are stored.

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from optax_sr8bit.checkpoint.moments import FLOAT32, Layout, Leaf
 from optax_sr8bit import optimizers
+from optax_sr8bit.checkpoint.moments import FLOAT32, Layout, Leaf
 from optax_sr8bit.codecs import CODECS, BlockCodec, Codec
 from optax_sr8bit.plan import named_leaves, shown
 from optax_sr8bit.rule import Moment
@@ -71,8 +71,8 @@ def find(tree: Any, what: str) -> Any:
     if not found:
         raise ValueError(
             f"{what}, {_kind(tree)}, holds no state with moments: none of optax_sr8bit, and of Optax no "
-            f"{' or '.join(sorted(kind.__name__ for kind in OPTAX))}. Restore a checkpoint into the structure that it was saved from, "
-            "jax.eval_shape(tx.init, params) of the old optimizer, before it is converted"
+            f"{' or '.join(sorted(kind.__name__ for kind in OPTAX))}. Restore a checkpoint into the structure that it "
+            "was saved from, jax.eval_shape(tx.init, params) of the old optimizer, before it is converted"
         )
     if len(found) > 1:
         places = ", ".join(f"{type(state).__name__} at {path or 'its root'}" for path, state in found)
@@ -125,7 +125,8 @@ def read(
     seed = np.asarray(state.seed)
     if seed.shape != (2,) or seed.dtype != np.uint32:
         raise ValueError(f"{what}: seed must be uint32[2], is {seed.dtype}{list(seed.shape)}")
-    codecs = {codec.format: codec for codec in (*CODECS.values(), *map(_exponents, CODECS.values()))} | dict(known or {})
+    published = (*CODECS.values(), *map(_exponents, CODECS.values()))
+    codecs = {codec.format: codec for codec in published} | dict(known or {})
     leaves = _coded_leaves(np.asarray(state.format), what, names, trees, scales, codecs, shapes)
     return Moments(kind, moments, count.astype(np.int32), seed, leaves)
 
@@ -210,6 +211,11 @@ def _coded_leaves(
     leaves, wrong = {}, []
     for (name, first), number in zip(trees[0].items(), form[2:].tolist(), strict=True):
         shape, codec = shapes.get(name, tuple(first.shape)), codecs.get(number)
+        if codec is not None and codec.bits == 4 and name not in shapes:
+            wrong.append(
+                f"{shown(name)} is packed in pairs, which do not say how long rows are: convert to another codec first"
+            )
+            continue
         if codec is None:
             wrong.append(f"{shown(name)} has codec number {number}, of no codec of the library nor of tx")
             continue

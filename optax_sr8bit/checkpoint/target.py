@@ -56,7 +56,8 @@ class Target:
         state = find(self._template, "what tx.init builds")
         small = find(self._fresh, "what tx.init builds")
         whole = small._replace(**{field: getattr(state, field) for field in _big_fields(state)})
-        self.moments = read(whole, "what tx.init builds", codecs_of(tx, params))
+        shapes = {name: tuple(leaf.shape) for name, leaf in by_name(params, "params").items()}
+        self.moments = read(whole, "what tx.init builds", codecs_of(tx, params), shapes)
 
     def check(self, source: Moments) -> None:
         """Raises a ValueError where the moments of another state do not fit, which names every one that does not."""

@@ -14,11 +14,6 @@ counts as 2**128 (bfloat16) or 65536 (float16).
 Tile functions take `x`, float32, and `r`, uint32 in [0, 65536), and return the 16-bit pattern in a uint32.
 """
 
-import dataclasses
-from collections.abc import Callable
-from typing import ClassVar
-
-from optax_sr8bit.registry import find
 from optax_sr8bit_kernels.names import as_int, as_uint, bits, f32, minimum, quiet_bits, u32, where
 
 
@@ -61,52 +56,3 @@ def _float16(x, carried, units):
     finite = where(magnitude < 0x38800000, units, normal)
     special = where(magnitude > 0x7F800000, u32(0x7E00), u32(0x7C00))
     return where(magnitude < 0x7F800000, finite, special) | ((b >> 16) & 0x8000)
-
-
-@dataclasses.dataclass(frozen=True)
-class Rounding:
-    """How a float32 result becomes a 16-bit parameter; float32 parameters are stored as they are.
-
-    Attributes:
-      name: what the `rounding=` argument calls it.
-      random: whether it consumes the parameter's random bits.
-      bfloat16: tile function (x, r) -> pattern.
-      float16: tile function (x, r) -> pattern.
-    """
-
-    name: ClassVar[str]
-    random: ClassVar[bool]
-    bfloat16: ClassVar[Callable]
-    float16: ClassVar[Callable]
-
-
-@dataclasses.dataclass(frozen=True)
-class Stochastic(Rounding):
-    """Up or down at random, right on average."""
-
-    name = "stochastic"
-    random = True
-    bfloat16 = staticmethod(stochastic_bfloat16)
-    float16 = staticmethod(stochastic_float16)
-
-
-@dataclasses.dataclass(frozen=True)
-class Nearest(Rounding):
-    """To the nearest, ties to even: loses every update below half a spacing."""
-
-    name = "nearest"
-    random = False
-    bfloat16 = staticmethod(nearest_bfloat16)
-    float16 = staticmethod(nearest_float16)
-
-
-ROUNDINGS: dict[str, Rounding] = {r.name: r for r in (Stochastic(), Nearest())}
-
-
-def get(rounding: str | Rounding) -> Rounding:
-    """Returns the rounding of that name, or the object itself.
-
-    Raises:
-      ValueError: for an unknown name.
-    """
-    return find("rounding", rounding, ROUNDINGS, Rounding)
