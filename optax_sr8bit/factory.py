@@ -2,12 +2,18 @@
 
 import functools
 import inspect
+import typing
 from collections.abc import Callable
 from dataclasses import fields
+
+import jax
 
 from optax_sr8bit.options import DOC, Options
 from optax_sr8bit.rule import Definition
 from optax_sr8bit.transform import Transformation, build
+
+# The arguments of any optimizer that are no numbers: they decide what is compiled.
+STRUCTURAL = {field.name for field in fields(Options)}
 
 
 def optimizer(define: Callable[..., Definition]) -> Callable[..., Transformation]:
@@ -24,6 +30,9 @@ def optimizer(define: Callable[..., Definition]) -> Callable[..., Transformation
         inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=f.type)
         for f in fields(Options)
     ]
+    # ArrayLike and ScalarOrSchedule, with None or without.
+    numeric = {name for name, p in own.parameters.items() if jax.Array in typing.get_args(p.annotation)}
+    STRUCTURAL.update(set(own.parameters) - numeric)
     signature = own.replace(parameters=[*own.parameters.values(), *shared], return_annotation=Transformation)
 
     @functools.wraps(define)
@@ -32,10 +41,15 @@ def optimizer(define: Callable[..., Definition]) -> Callable[..., Transformation
             arguments = signature.bind(*args, **kwargs).arguments
         except TypeError as error:
             raise TypeError(f"{define.__name__}(): {error}") from None
-        if arguments.get("mu_dtype") is not None:
-            raise ValueError(
-                f"mu_dtype={arguments['mu_dtype']!r}: moments are kept as codec= says; pass codec='float32' for float32"
-            )
+        dtypes = {
+            name: value for name, value in arguments.items() if name in own.parameters and name.endswith("_dtype")
+        }
+        for name, value in dtypes.items():
+            if value is not None:
+                raise ValueError(f"{name}={value!r}: moments are kept as codec= says; pass codec='float32' for float32")
+        for name in (name for name, p in own.parameters.items() if p.annotation is bool):
+            if not isinstance(arguments.get(name, False), bool):
+                raise ValueError(f"{name} must be True or False, got {arguments[name]!r}")
         options = Options(**{f.name: arguments.pop(f.name) for f in fields(Options) if f.name in arguments})
         return build(define(**arguments), options)
 

@@ -7,25 +7,24 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from optax_sr8bit.rule import Definition
 from optax_sr8bit_kernels.names import unfused
 
-DECAY_RATES = ("b1", "b2")
-SCHEDULED = ("learning_rate", "weight_decay")
 
-
-def check(hyper: dict[str, Any]) -> None:
+def check(definition: Definition) -> None:
     """Checks what is concrete.
 
     Raises:
       ValueError: for a decay rate outside [0, 1) or rounded to 16 bits on its way here, any other value that is
         negative or not a finite number, and a schedule where none can be.
     """
-    for name, value in hyper.items():
+    for name, value in definition.hyperparameters.items():
         if callable(value):
-            if name not in SCHEDULED:
-                raise ValueError(f"{name} cannot be a schedule, only {SCHEDULED}; or use sr8.inject_hyperparams")
+            if name not in definition.schedules:
+                may = ", ".join(definition.schedules)
+                raise ValueError(f"{name} cannot be a schedule, only {may}; or use sr8.inject_hyperparams")
             continue
-        if name in DECAY_RATES and getattr(value, "dtype", None) in (jnp.bfloat16, jnp.float16):
+        if name in definition.rates and getattr(value, "dtype", None) in (jnp.bfloat16, jnp.float16):
             raise ValueError(
                 f"{name} arrived rounded to {value.dtype}, as optax.inject_hyperparams does on 16-bit parameters "
                 "(0.999 becomes 1.0 in bfloat16); use sr8.inject_hyperparams, which keeps hyperparameters in float32"
@@ -37,7 +36,7 @@ def check(hyper: dict[str, Any]) -> None:
         if array.ndim or not real:
             raise ValueError(f"{name} must be a real number, got {value!r}")
         number = float(np.float32(array))  # 1 - 1e-9 is 1 where it is used
-        if name in DECAY_RATES and not 0.0 <= number < 1.0:
+        if name in definition.rates and not 0.0 <= number < 1.0:
             raise ValueError(f"{name} must be in [0, 1), got {number}")
         if not 0.0 <= number < float("inf"):
             raise ValueError(f"{name} must be finite and not negative, got {number}")

@@ -229,11 +229,13 @@ def step_parts(operands, parts, step):
     Returns:
       What `step_group` returns, of all leaves.
     """
-    params, _, codes, scales, control, names = operands
+    params, grads, codes, scales, control, names = operands
     stepped: list[Any] = [None] * len(params)
     for members in parts:
-        some = jax.tree.map(lambda leaves, m=members: tuple(leaves[i] for i in m), operands[:4], is_leaf=_is_leaves)
-        result, *state = step((*some, control, names[np.array(members)]), members)
+        some = tuple(
+            tuple(tuple(leaves[i] for i in members) for leaves in trees) for trees in ((params, grads), codes, scales)
+        )
+        result, *state = step((*some[0], *some[1:], control, names[np.array(members)]), members)
         for at, i in enumerate(members):
             stepped[i] = (result[at], *([moment[at] for moment in moments] for moments in state))
     new = (
@@ -241,8 +243,3 @@ def step_parts(operands, parts, step):
         for part, moments in ((1, codes), (2, scales))
     )
     return tuple(one[0] for one in stepped), *new
-
-
-def _is_leaves(x):
-    """Whether it is a tuple of arrays."""
-    return isinstance(x, tuple) and not (x and isinstance(x[0], tuple))

@@ -8,8 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from optax_sr8bit import codecs
-from optax_sr8bit import state as states
+from optax_sr8bit import codecs, state as states
 from optax_sr8bit.codecs import Codec
 from optax_sr8bit.implementation import select
 from optax_sr8bit.placement import cut_blocks

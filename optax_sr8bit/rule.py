@@ -100,8 +100,12 @@ class Definition:
       hyperparameters: by name: numbers, arrays, or schedules of the count.
       masks: of the first flags, one for each, which leaves they reach: a tree of booleans (or a prefix of one), a
         function of the parameters that returns it, or None for all.
+      rates: which hyperparameters must be in [0, 1).
+      schedules: which may be schedules.
     """
 
     rule: Rule
     hyperparameters: dict[str, Any]
     masks: tuple[Any, ...] = ()
+    rates: tuple[str, ...] = ("b1", "b2")
+    schedules: tuple[str, ...] = ("learning_rate", "weight_decay")

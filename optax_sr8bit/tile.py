@@ -14,8 +14,19 @@ from optax_sr8bit import bits, rounding
 from optax_sr8bit.codecs import Codec
 from optax_sr8bit.rounding import Rounding
 from optax_sr8bit.rule import Moment, Rule
-from optax_sr8bit_kernels.names import bits as pattern
-from optax_sr8bit_kernels.names import e4m3, e5m2, f16, f32, maximum, minimum, static_range, u32, unfused, word
+from optax_sr8bit_kernels.names import (
+    bits as pattern,
+    e4m3,
+    e5m2,
+    f16,
+    f32,
+    maximum,
+    minimum,
+    static_range,
+    u32,
+    unfused,
+    word,
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from optax_sr8bit import hyperparameters, inputs, seeds
-from optax_sr8bit import state as states
+from optax_sr8bit import hyperparameters, inputs, seeds, state as states
 from optax_sr8bit.groups import group
 from optax_sr8bit.implementation import select
 from optax_sr8bit.in_place import InPlaceUpdate
@@ -66,7 +65,7 @@ def build(definition: Definition, options: Options) -> Transformation:
       ValueError: for hyperparameters that are concrete and out of range.
     """
     rule = definition.rule
-    hyperparameters.check(definition.hyperparameters)
+    hyperparameters.check(definition)
     if not rule.moments:
         if options.codec != Options.codec:
             raise ValueError(

@@ -3,7 +3,6 @@
 import functools
 import inspect
 from collections.abc import Callable, Iterable
-from dataclasses import fields
 from typing import Any
 
 import jax.numpy as jnp
@@ -11,10 +10,8 @@ import optax
 
 from optax_sr8bit import inputs
 from optax_sr8bit.clipping import GradientScale, scaled
-from optax_sr8bit.options import Options
+from optax_sr8bit.factory import STRUCTURAL
 from optax_sr8bit.transform import Transformation
-
-STRUCTURAL = {f.name for f in fields(Options)} | {"mu_dtype", "mask", "nesterov"}
 
 
 def chain(*transforms: optax.GradientTransformation) -> Transformation:

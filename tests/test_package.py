@@ -46,9 +46,10 @@ LAYERS = [
     "transform",
     "clipping",
     "state_shardings",
+    "factory",
     "wrappers",
     "report",
-    "factory",
+    "trust",
     "optimizers",
     "checkpoint",
 ]

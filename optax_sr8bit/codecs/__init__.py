@@ -1,9 +1,11 @@
 """The codecs of the moments, one a file."""
 
-from optax_sr8bit.codecs.base import BlockCodec as BlockCodec
-from optax_sr8bit.codecs.base import Codec as Codec
-from optax_sr8bit.codecs.base import DitheredCodec as DitheredCodec
-from optax_sr8bit.codecs.base import MomentCode as MomentCode
+from optax_sr8bit.codecs.base import (
+    BlockCodec as BlockCodec,
+    Codec as Codec,
+    DitheredCodec as DitheredCodec,
+    MomentCode as MomentCode,
+)
 from optax_sr8bit.codecs.companded import Companded as Companded
 from optax_sr8bit.codecs.dynamic import Dynamic as Dynamic
 from optax_sr8bit.codecs.float32 import Float32 as Float32

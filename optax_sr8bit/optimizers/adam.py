@@ -26,29 +26,34 @@ def scalars(hyper: dict[str, jax.Array], count: jax.Array) -> tuple[jax.Array, .
 
 
 def update(param, grad, moments, floors, scalars, zero, flags):
-    """One step of AdamW on a tile, in float32; the formula stands in `adamw`.
+    """One step of AdamW on a tile, in float32; the formula stands in `adamw`."""
+    step, new = direction(param, grad, moments, floors, scalars, zero, flags)
+    return param - unfused(scalars[0] * step, zero), new
+
+
+def direction(param, grad, moments, floors, scalars, zero, flags):
+    """What AdamW multiplies with the learning rate, and the new moments.
 
     The first moment's bias correction, mu / (1 - b1**t), multiplies the denominator instead: one operation less.
     """
-    learning_rate, b1, b2, eps_root, weight_decay, correct_mu, correct_eps, ahead, debias_nu = scalars
+    b1, b2, eps_root, weight_decay = scalars[1], scalars[2], scalars[3], scalars[4]
+    correct_mu, correct_eps, ahead, debias_nu = scalars[5], scalars[6], scalars[7], scalars[8]
     mu, nu = moments
     new_grad = unfused((1.0 - b1) * grad, zero)
     mu = unfused(b1 * mu, zero) + new_grad
     nu = unfused(b2 * nu, zero) + unfused((1.0 - b2) * (grad * grad), zero)
     if flags[1]:  # nesterov
-        direction = unfused(ahead * mu, zero) + new_grad
+        step = unfused(ahead * mu, zero) + new_grad
     else:
-        direction = mu
+        step = mu
     root = sqrt(unfused(maximum(nu, floors[1]) * debias_nu, zero) + eps_root)
-    step = direction * reciprocal(unfused(root * correct_mu, zero) + correct_eps)
+    step = step * reciprocal(unfused(root * correct_mu, zero) + correct_eps)
     if flags[0]:  # weight decay
         step = unfused(step, zero) + unfused(weight_decay * param, zero)
-    return param - unfused(learning_rate * step, zero), (mu, nu)
+    return step, (mu, nu)
 
 
 def _rule(name: str, decay: bool, nesterov: bool) -> Rule:
-    if not isinstance(nesterov, bool):
-        raise ValueError(f"nesterov must be True or False, got {nesterov!r}")
     return Rule(name, (MU, NU), AdamState, scalars, update, flags=(decay, nesterov))
 
 
