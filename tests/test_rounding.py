@@ -25,11 +25,11 @@ def floats(patterns):
 
 
 def stochastic(name):
-    return {"bfloat16": rounding.stochastic_bfloat16, "float16": rounding.stochastic_float16}[name]
+    return rounding.get("stochastic").encoders[name]
 
 
 def nearest(name):
-    return {"bfloat16": rounding.nearest_bfloat16, "float16": rounding.nearest_float16}[name]
+    return rounding.get("nearest").encoders[name]
 
 
 def representable(name):
