@@ -7,6 +7,7 @@ like is written here a second time, from the specification alone: nothing in thi
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -43,16 +44,46 @@ class Optimizer(NamedTuple):
         return self.optax(self.learning_rate if learning_rate is None else learning_rate, **{**self.kwargs, **kwargs})
 
     @property
+    def arguments(self) -> Any:
+        return inspect.signature(self.optax).parameters
+
+    def takes(self, kwargs: Any) -> bool:
+        """Whether it has arguments of all these names."""
+        return set(kwargs) <= set(inspect.signature(self.factory).parameters)
+
+    @property
     def decays(self) -> bool:
-        return self.name != "adam"
+        return "weight_decay" in self.arguments
+
+    @property
+    def masked(self) -> str:
+        """The argument that says which leaves decay."""
+        return next(name for name in self.arguments if name.endswith("mask"))
+
+    @property
+    def unsigned(self) -> tuple[str, ...]:
+        """The moments that are averages or sums of squares."""
+        return tuple(name for name in self.moments if name in ("nu", "n", "sum_of_squares"))
 
 
 ADAMW = Optimizer("adamw", sr8.adamw, optax.adamw, 1e-2, 1e-1, {}, ("mu", "nu"), 4.04)
 NESTEROV = Optimizer("adamw_nesterov", sr8.adamw, optax.adamw, 1e-2, 1e-1, {"nesterov": True}, ("mu", "nu"), 4.04)
 ADAM = Optimizer("adam", sr8.adam, optax.adam, 1e-2, 1e-1, {}, ("mu", "nu"), 4.04)
 LION = Optimizer("lion", sr8.lion, optax.lion, 3e-3, 1e-2, {"weight_decay": 1e-4}, ("mu",), 3.02)
+SGD = Optimizer("sgd", sr8.sgd, optax.sgd, 1e-1, 5e-3, {"momentum": 0.9}, ("trace",), 3.02)
+RMSPROP = Optimizer(
+    "rmsprop", sr8.rmsprop, optax.rmsprop, 1e-3, 3e-2, {"momentum": 0.5, "centered": True}, ("nu", "mu", "trace"), 5.05
+)
+ADAGRAD = Optimizer("adagrad", sr8.adagrad, optax.adagrad, 1e-2, 1.0, {}, ("sum_of_squares",), 3.02)
+ADEMAMIX = Optimizer(
+    "ademamix", sr8.ademamix, optax.contrib.ademamix, 1e-3, 1e-1, {"weight_decay": 1e-4}, ("m1", "m2", "nu"), 5.05
+)
+ADAN = Optimizer("adan", sr8.adan, optax.adan, 1e-2, 1e-1, {}, ("m", "v", "n", "g"), 6.07)
+NADAM = Optimizer("nadam", sr8.nadam, optax.nadam, 1e-2, 1e-1, {}, ("mu", "nu"), 4.04)
+LAMB = Optimizer("lamb", sr8.lamb, optax.lamb, 1e-2, 1e-2, {"weight_decay": 1e-4}, ("mu", "nu"), 4.04)
+LARS = Optimizer("lars", sr8.lars, optax.lars, 1.0, 1.0, {"trust_coefficient": 0.01}, ("trace",), 3.02)
 
-OPTIMIZERS = (ADAMW, NESTEROV, ADAM, LION)
+OPTIMIZERS = (ADAMW, NESTEROV, ADAM, LION, SGD, RMSPROP, ADAGRAD, ADEMAMIX, ADAN, NADAM, LAMB, LARS)
 RULES = (ADAMW, LION)  # one row per rule, where a test is slow
 CODECS = ("offset", "offset_wide", "dynamic", "float32")
 ROUNDINGS = ("stochastic", "nearest")

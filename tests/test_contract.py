@@ -18,6 +18,7 @@ from tables import (
     EVERY_OPTIMIZER,
     F16,
     F32,
+    OPTIMIZERS,
     SHAPES,
     assert_same_bits,
     avals,
@@ -49,11 +50,20 @@ TARGETS = {
 }
 
 
-@EVERY_OPTIMIZER
+# In float32 too SGD leaves Rosenbrock's valley with such rates, and these have not come to its end after 3,000 steps.
+NOT_IN_VALLEYS = ("sgd", "adagrad", "ademamix")
+CONVERGE = [
+    (opt, *target)
+    for opt in OPTIMIZERS
+    for target in (("parabola", BF16), ("rosenbrock", F32), ("rosenbrock", BF16))
+    if target[0] == "parabola" or opt.name not in NOT_IN_VALLEYS
+]
+
+
 @pytest.mark.parametrize(
-    ("target", "dtype"),
-    [("parabola", BF16), ("rosenbrock", F32), ("rosenbrock", BF16)],
-    ids=["parabola-bf16", "rosenbrock-f32", "rosenbrock-bf16"],
+    ("opt", "target", "dtype"),
+    CONVERGE,
+    ids=[f"{opt.name}-{target}-{jnp.dtype(dtype).name}" for opt, target, dtype in CONVERGE],
 )
 def test_converges(opt, target, dtype):
     function, start, solution = TARGETS[target]
@@ -68,7 +78,7 @@ def test_converges(opt, target, dtype):
         return tx.step(grads, state, params), None
 
     (params, state), _ = jax.jit(lambda c: jax.lax.scan(body, c, length=steps))((params, tx.init(params)))
-    assert state.mu.dtype == jnp.uint8
+    assert getattr(state, opt.moments[0]).dtype == jnp.uint8
     # Optax's own tolerance for float32. BF16 has a spacing of 2^-7 near 1: the parabola ends within four of them, while
     # Rosenbrock's valley, curved 2,500 times less along than across, lets the noise of rounding drift along it.
     tolerance = {F32: 3e-2, BF16: 2.0**-5 if target == "parabola" else 0.2}[dtype]
@@ -97,11 +107,13 @@ def test_signature_mirrors_optax(opt):
         assert (ours[name].default, ours[name].kind) == (default, inspect.Parameter.KEYWORD_ONLY), name
 
 
-@EVERY_OPTIMIZER
-def test_mu_dtype_names_codec(opt):
-    opt(mu_dtype=None)
+@pytest.mark.parametrize(
+    ("opt", "name"), [(opt, name) for opt in OPTIMIZERS for name in opt.arguments if name.endswith("_dtype")]
+)
+def test_dtypes_of_moments_name_codec(opt, name):
+    opt(**{name: None})
     with pytest.raises(ValueError, match="codec="):
-        opt(mu_dtype=BF16)
+        opt(**{name: BF16})
 
 
 @EVERY_OPTIMIZER
@@ -162,7 +174,8 @@ def test_state_layout(opt):
     params = {name: jnp.zeros(shape, BF16) for name, shape in SHAPES.items()}
     state = opt().init(params)
     assert state._fields[: 1 + len(opt.moments)] == ("count", *opt.moments)
-    assert state._fields[-2:] == ("seed", "format")
+    assert state._fields[-3:] == ("seed", "format", "correction")
+    assert state.correction is None
     assert (state.seed.dtype, state.seed.shape) == (jnp.uint32, (2,))
     assert state.format.dtype == jnp.uint32
     for name, shape in SHAPES.items():

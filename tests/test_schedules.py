@@ -14,13 +14,13 @@ def matrices(params):
 
 
 SCHEDULES = {
-    "rate": lambda decays: dict(learning_rate=optax.exponential_decay(1e-2, 1, 0.7)),
-    "decay": lambda decays: dict(
-        learning_rate=1e-2, **({"weight_decay": optax.exponential_decay(0.5, 1, 0.7)} if decays else {})
+    "rate": lambda opt: dict(learning_rate=optax.exponential_decay(1e-2, 1, 0.7)),
+    "decay": lambda opt: dict(
+        learning_rate=1e-2, **({"weight_decay": optax.exponential_decay(0.5, 1, 0.7)} if opt.decays else {})
     ),
-    "both, masked": lambda decays: dict(
+    "both, masked": lambda opt: dict(
         learning_rate=optax.warmup_cosine_decay_schedule(0.0, 1e-2, 2, 6),
-        **({"weight_decay": lambda count: 0.3 / (1 + count), "mask": matrices} if decays else {}),
+        **({"weight_decay": lambda count: 0.3 / (1 + count), opt.masked: matrices} if opt.decays else {}),
     ),
 }
 
@@ -28,7 +28,7 @@ SCHEDULES = {
 @EVERY_OPTIMIZER
 @pytest.mark.parametrize("name", list(SCHEDULES))
 def test_schedules_are_read_at_optax_counts(opt, name):
-    kwargs = SCHEDULES[name](opt.decays)
+    kwargs = SCHEDULES[name](opt)
     params = small(F32)
     ours, theirs = opt(**kwargs, codec="float32"), opt.reference(**kwargs)
     (p, s), (q, t) = (params, ours.init(params)), (params, theirs.init(params))
