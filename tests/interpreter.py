@@ -122,6 +122,8 @@ def run(parts, block, how, params, codes, scales, names, runs, result_dtype, ste
       Per step (results, codes, scales).
     """
     over = grid([p.shape for p in params], block, how, runs)
+    eight = params[0].dtype if params[0].dtype.itemsize == 1 else None  # a float whose bytes the kernel takes
+    params = tuple(p.view(np.uint8) for p in params) if eight else params
     params, codes, scales, names = (map_tree(Tensor, x) for x in (params, codes, scales, names))
     history = []
     for grads, control in steps:
@@ -147,7 +149,8 @@ def run(parts, block, how, params, codes, scales, names, runs, result_dtype, ste
         assert not any(x.neighbours_changed() for x in touched), "wrote beside an array"
         same = [np.array_equal(x.buffer, old) for x, old in zip(only_read, before, strict=True)]
         assert all(same), "wrote to what it should only read"
-        history.append(map_tree(lambda x: x.array.copy(), (results or params, codes, scales)))
+        new, *state = map_tree(lambda x: x.array.copy(), (results or params, codes, scales))
+        history.append((tuple(x.view(eight) for x in new) if eight else new, *state))
     return history
 
 

@@ -12,18 +12,23 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from tables import ADAMW, BF16, CODECS, F16, F32, LION, OPTIMIZERS, ROUNDINGS, RULES, Optimizer
+from tables import ADAMW, BF16, F16, F32, LION, OPTIMIZERS, RULES, Optimizer
 
 from optax_sr8bit import codecs, hyperparameters, rounding
 from optax_sr8bit.leaf import LeafSpec, step_group
 from optax_sr8bit_kernels.launch import Launch
 from optax_sr8bit_kernels.xla import packed
 
+CODECS = ("offset", "offset_wide", "dynamic", "float32")  # of every optimizer; the others of AdamW and Lion
+OTHERS = ("companded", "fp8", "four_bit")
+ROUNDINGS = ("stochastic", "nearest")
+CORRECTED = ("kahan", "split24", "split32")
 EVERY_CODEC = {
-    **{name: codecs.get(name) for name in CODECS},
+    **{name: codecs.get(name) for name in (*CODECS, *OTHERS)},
     "offset_philox": codecs.Offset(dither="philox"),
     "offset_nearest": codecs.Offset(dither="nearest"),
     "offset_exponents": codecs.Offset(scales="power_of_two"),
+    "four_bit_exponents": codecs.FourBit(scales="power_of_two"),
 }
 E4M3, E5M2 = jnp.float8_e4m3fn, jnp.float8_e5m2
 SEED = 0x9E3779B9
@@ -87,7 +92,7 @@ def bad(rng, shape):
 
 GRADIENTS = {"usual": usual, "wild": wild, "bad": bad}
 LAUNCHES = tuple(Launch(*how) for how in ((1, 1, 1), (1, 8, 1), (4, 4, 4), (2, 1, 1), (2, 2, 2)))
-WHOLE, RAGGED = ((4, 64),), ((3, 44),)
+WHOLE, RAGGED, ODD = ((4, 64),), ((3, 44),), ((3, 45),)
 MIXED = tuple(((2, 64), (3, 44), (33,), (1, 2, 50), (1, 96))[i % 5] for i in range(40))
 
 PIECES = (
@@ -124,7 +129,7 @@ def is_cut(x: Any) -> bool:
 def cases() -> list[Case]:
     table = []
     for opt, codec, how in itertools.product(OPTIMIZERS, EVERY_CODEC, ROUNDINGS):
-        if opt not in RULES and codec not in CODECS:
+        if opt not in RULES and codec not in CODECS or codec in (*OTHERS, "four_bit_exponents"):
             continue  # dithers know nothing of the rule
         table.append(Case("rule", opt, codec, how, shapes=WHOLE if how == "stochastic" else RAGGED))
     for opt, codec in itertools.product((ADAMW, LION), ("offset", "dynamic")):
@@ -158,6 +163,28 @@ def cases() -> list[Case]:
                 "gradient", opt, codec, block=256, shapes=((2, 700),), grads=grads, steps=3 if codec == "offset" else 2
             )
         )
+    return table + other_codecs() + other_parameters()
+
+
+def other_codecs() -> list[Case]:
+    """Rows of an odd length end in half a byte of `four_bit`."""
+    table = [Case("codec", ADAMW, codec, shapes=shapes) for codec in OTHERS for shapes in (WHOLE, ODD)]
+    table += [Case("codec", LION, codec, scaled=True) for codec in OTHERS]
+    table.append(Case("codec", ADAMW, "four_bit_exponents", shapes=ODD))
+    table += [Case("codec", ADAMW, codec, block=256, shapes=((2, 300),), grads="bad", steps=1) for codec in OTHERS]
+    table.append(Case("codec", ADAMW, "four_bit", shapes=((4, 128),), cut=(2, 2)))
+    return table
+
+
+def other_parameters() -> list[Case]:
+    """Parameters with something beside them, and those of 8 bits."""
+    table = [Case("kept", ADAMW, how=how, shapes=shapes) for how in CORRECTED for shapes in (WHOLE, ODD)]
+    table.append(Case("kept", LION, "float32", "split24", grad=F32, shapes=MIXED[:2], scaled=True))
+    table.append(Case("kept", ADAMW, how="split32", shapes=((4, 128),), cut=(2, 2)))
+    table.append(Case("kept", LION, how="kahan", delta=F32, grads="bad", steps=1))
+    for dtype in (E4M3, E5M2):
+        table.append(Case("eight", ADAMW, how="stochastic", dtype=dtype, shapes=MIXED[:2]))
+        table.append(Case("eight", LION, "float32", "nearest", dtype, F32, shapes=ODD, grads="wild"))
     return table
 
 
