@@ -129,7 +129,7 @@ def is_cut(x: Any) -> bool:
 def cases() -> list[Case]:
     table = []
     for opt, codec, how in itertools.product(OPTIMIZERS, EVERY_CODEC, ROUNDINGS):
-        if opt not in RULES and codec not in CODECS or codec in (*OTHERS, "four_bit_exponents"):
+        if (opt not in RULES and codec not in CODECS) or codec in (*OTHERS, "four_bit_exponents"):
             continue  # dithers know nothing of the rule
         table.append(Case("rule", opt, codec, how, shapes=WHOLE if how == "stochastic" else RAGGED))
     for opt, codec in itertools.product((ADAMW, LION), ("offset", "dynamic")):
