@@ -270,7 +270,7 @@ def parts(
         zeros=tuple(code.zero for code in codes),
         exponents=tuple(254 - math.ceil(math.log2(code.top)) for code in codes),
         code_bits=codec.bits,
-        blockwise=codec.blockwise,
+        blockwise=codec.blockwise and bool(codes),
         power_of_two=codec.power_of_two,
     )
 

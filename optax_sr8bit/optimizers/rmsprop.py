@@ -23,25 +23,24 @@ def scalars(hyper: dict[str, jax.Array], count: jax.Array) -> tuple[jax.Array, .
 def update(param, grad, moments, floors, scalars, zero, flags):
     """One step of RMSProp on a tile, in float32; the formula stands in `rmsprop`."""
     learning_rate, decay, eps, momentum, debias = scalars
-    centered, traced, nesterov, eps_in_sqrt = flags[0], flags[1], flags[2], flags[3]
     nu = unfused(decay * moments[0], zero) + unfused((1.0 - decay) * (grad * grad), zero)
     variance = unfused(nu * debias, zero)
     new = (nu,)
-    if centered:
+    if flags[0]:  # centered
         mu = unfused(decay * moments[1], zero) + unfused((1.0 - decay) * grad, zero)
         mean = mu * debias
         variance = variance - unfused(mean * mean, zero)
         new = new + (mu,)
     variance = maximum(variance, unfused(floors[0] * debias, zero))
-    if eps_in_sqrt:
+    if flags[3]:  # eps inside the root
         step = grad * reciprocal(sqrt(variance + eps))
     else:
         step = grad * reciprocal(sqrt(variance) + eps)
     step = unfused(learning_rate * step, zero)
-    if traced:
+    if flags[1]:  # momentum
         trace = unfused(momentum * moments[len(moments) - 1], zero) - step
         new = new + (trace,)
-        if nesterov:
+        if flags[2]:  # nesterov
             step = step - unfused(momentum * trace, zero)
         else:
             step = -trace
