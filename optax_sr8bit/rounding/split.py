@@ -4,8 +4,8 @@
 
 so `s` alone is a parameter to compute with, and both together are the float32 `m` bit for bit. Ties go away from zero,
 since s could not be told from its neighbour if they went to even. Above the largest finite bfloat16 s is Inf while m
-may be finite, as with every rounding to nearest. `split24` first rounds m to 24 bits (16 of significand, ties away from
-zero), whose last 8 are k.
+may be finite, as with every rounding to nearest. `split24` first rounds m to 24 bits (16 of significand), whose last 8
+are k; ties go to even there, since away from zero they would let each step add half a unit in float32's last place.
 
 References:
   FlashOptim, 2026, https://arxiv.org/abs/2602.23349, which keeps a correction in units of the spacing instead.
@@ -36,12 +36,18 @@ def join_32(stored, kept):
 
 def nearest_of_24(x, r):
     """The bfloat16 nearest to x rounded to 24 bits, ties away from zero; r is not used."""
-    return (((quiet_bits(x) + 0x80) & u32(0xFFFFFF00)) + 0x8000) >> 16
+    return ((_carried_24(x) & u32(0xFFFFFF00)) + 0x8000) >> 16
 
 
 def rest_of_24(x, stored):
     """The 8 low bits of x rounded to 24."""
-    return ((quiet_bits(x) + 0x80) >> 8) & 0xFF
+    return (_carried_24(x) >> 8) & 0xFF
+
+
+def _carried_24(x):
+    """The bits of x, whose 24 high ones are rounded, ties to even."""
+    b = quiet_bits(x)
+    return b + 0x7F + ((b >> 8) & 1)
 
 
 def join_24(stored, kept):
