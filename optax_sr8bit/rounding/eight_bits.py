@@ -3,7 +3,8 @@
 With y the magnitude in units of the least normal value, the subnormal values are equally spaced below y = 1, as the
 first normal ones are above it. So y + 1 has the bits of the result where y is subnormal, 2 y where it is normal, and
 the result is the greater of the two. A float32 has 20 or 21 bits more than the result, a draw 16: the probability of
-the upper neighbour is the dropped fraction rounded to 1/65,536, off by 1/131,072 at most.
+the upper neighbour is the dropped fraction rounded to 1/65,536, off by 1/131,072 at most; where y is subnormal, of
+which y + 1 keeps 20 or 21 bits of the fraction, by a sixteenth or a thirty-second more.
 
 float8_e4m3fn has no infinity: finite numbers saturate at ±448, as in NVIDIA's conversion instructions, and infinities
 become NaN. In float8_e5m2 the upper neighbour of 57,344 is Inf, which counts as 65,536.
