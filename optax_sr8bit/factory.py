@@ -8,6 +8,7 @@ from dataclasses import fields
 
 import jax
 
+from optax_sr8bit import hyperparameters
 from optax_sr8bit.options import DOC, Options
 from optax_sr8bit.rule import Definition
 from optax_sr8bit.transform import Transformation, build
@@ -50,6 +51,8 @@ def optimizer(define: Callable[..., Definition]) -> Callable[..., Transformation
         for name in (name for name, p in own.parameters.items() if p.annotation is bool):
             if not isinstance(arguments.get(name, False), bool):
                 raise ValueError(f"{name} must be True or False, got {arguments[name]!r}")
+        for name in (name for name, p in own.parameters.items() if p.annotation is float and name in arguments):
+            arguments[name] = hyperparameters.number(name, arguments[name])
         options = Options(**{f.name: arguments.pop(f.name) for f in fields(Options) if f.name in arguments})
         return build(define(**arguments), options)
 

@@ -31,15 +31,25 @@ def check(definition: Definition) -> None:
             )
         if isinstance(value, Tracer):
             continue
-        array = np.asarray(value)
-        real = jnp.issubdtype(array.dtype, jnp.floating) or jnp.issubdtype(array.dtype, jnp.integer)
-        if array.ndim or not real:
-            raise ValueError(f"{name} must be a real number, got {value!r}")
-        number = float(np.float32(array))  # 1 - 1e-9 is 1 where it is used
-        if name in definition.rates and not 0.0 <= number < 1.0:
-            raise ValueError(f"{name} must be in [0, 1), got {number}")
-        if not 0.0 <= number < float("inf"):
-            raise ValueError(f"{name} must be finite and not negative, got {number}")
+        number(name, value, below=1.0 if name in definition.rates else float("inf"))
+
+
+def number(name: str, value: Any, below: float = float("inf")) -> float:
+    """A concrete number, as float32 has it, where 1 - 1e-9 is 1.
+
+    Raises:
+      ValueError: for what is none, and for one outside [0, below).
+    """
+    if isinstance(value, Tracer):
+        raise ValueError(f"{name} must be concrete, not traced")
+    array = np.asarray(value)
+    real = jnp.issubdtype(array.dtype, jnp.floating) or jnp.issubdtype(array.dtype, jnp.integer)
+    if array.ndim or not real:
+        raise ValueError(f"{name} must be a real number, got {value!r}")
+    result = float(np.float32(array))
+    if not 0.0 <= result < below:
+        raise ValueError(f"{name} must be {'in [0, 1)' if below == 1 else 'finite and not negative'}, got {result}")
+    return result
 
 
 def evaluate(hyper: dict[str, Any], count: jax.Array) -> dict[str, jax.Array]:

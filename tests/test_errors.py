@@ -110,6 +110,17 @@ BAD_ARGUMENTS = [
         for lr in (-1e-3, np.float32(-1), jnp.float32(-1))
     ],
     *[(dict(weight_decay=wd), ["weight_decay"]) for wd in (-1e-3, np.float64(-1))],
+    *[(dict(momentum=m), ["momentum", r"\[0, 1\)"]) for m in (-0.1, 1.0, jnp.float32(1.0))],
+    *[(dict(decay=d), ["decay", r"\[0, 1\)"]) for d in (-0.1, 1.0)],
+    *[(dict(b3=b), ["b3", r"\[0, 1\)"]) for b in (-0.1, 1.0)],
+    *[({name: -1.0}, [name, "negative"]) for name in ("eps", "eps_root", "alpha", "trust_coefficient")],
+    *[
+        ({name: value}, [name, str(value)])
+        for name in ("initial_scale", "initial_accumulator_value")
+        for value in (-1.0, float("inf"), float("nan"), "one")
+    ],
+    *[({name: 1}, [name, "True or False"]) for name in ("nesterov", "centered", "eps_in_sqrt", "bias_correction")],
+    *[({name: lambda count: 0.5}, [name, "schedule"]) for name in ("b1", "momentum", "decay", "eps")],
     (dict(mu_dtype=BF16), ["mu_dtype", "codec="]),
     (dict(mu_dtype="float32"), ["mu_dtype", "codec="]),
     (dict(delta_dtype=jnp.int8), ["delta_dtype"]),
@@ -135,7 +146,8 @@ def test_arguments(opt):
 @EVERY_OPTIMIZER
 def test_arguments_at_their_limits_are_accepted(opt):
     for kwargs in ({"learning_rate": 0.0}, {"b1": 0.0, "b2": 0.0}, {"block_size": 32}, {"block_size": 2048},
-                   {"block_size": np.int64(64)}, {"min_8bit_size": 0}, {"seed": 2**70}, {"seed": jax.random.key(3)}):  # fmt: skip # noqa: E501
+                   {"block_size": np.int64(64)}, {"min_8bit_size": 0}, {"seed": 2**70}, {"seed": jax.random.key(3)},
+                   {"initial_scale": jnp.float32(0.1)}, {"initial_accumulator_value": np.array(0)}):  # fmt: skip
         if opt.takes(kwargs):
             opt(**kwargs)
     # A traced value cannot be checked and must not be refused.
