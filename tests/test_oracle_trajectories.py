@@ -162,6 +162,19 @@ def test_masks_are_optaxs(name):
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=2e-6, atol=3 * 1e-2 * 3e-5), p, q)
 
 
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_nan_spreads_no_further_than_in_optax(name):
+    """To its own parameter; where norms are taken, to the whole leaf. Moments stay finite."""
+    p = {"w": initial((8, 512)), "other": initial((8, 512))}
+    grads = jax.tree.map(np.copy, p)
+    grads["w"][3, 77] = np.nan
+    tx = OPTIMIZERS[name][0](1e-3)
+    new, state = tx.step(grads, tx.init(p), p)
+    lost = np.isnan(new["w"])
+    assert lost.all() if name in ("lamb", "lars") else lost[3, 77] and lost.sum() == 1
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves((new["other"], state)))
+
+
 BITSANDBYTES = {
     "sgd": sr8.sgd(1e-3, momentum=0.9, codec="dynamic"),
     "ademamix": sr8.ademamix(1e-3, weight_decay=0.1, codec="dynamic"),

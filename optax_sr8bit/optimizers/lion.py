@@ -72,8 +72,8 @@ def lion(
       >>> tx = sr8.lion(1e-4, weight_decay=0.1)
       >>> state = tx.init(params)
       >>> params, state = tx.step(grads, state, params)
-      >>> state._fields
-      ('count', 'mu', 'mu_scale', 'seed', 'format')
+      >>> state.mu["w"].dtype
+      dtype('uint8')
 
     References:
       Chen et al., Symbolic Discovery of Optimization Algorithms, 2023, https://arxiv.org/abs/2302.06675
