@@ -16,7 +16,7 @@ import numpy as np
 import triton.language as tl
 from triton.runtime import interpreter
 
-from optax_sr8bit_kernels.launch import grid
+from optax_sr8bit_kernels.launch import grid, is_heavy
 from optax_sr8bit_kernels.retarget import to_triton
 from optax_sr8bit_kernels.triton_kernel import step_leaves
 
@@ -121,7 +121,7 @@ def run(parts, block, how, params, codes, scales, names, runs, result_dtype, ste
     Returns:
       Per step (results, codes, scales).
     """
-    over = grid([p.shape for p in params], block, how, runs)
+    over = grid([p.shape for p in params], block, how, runs, is_heavy(parts))
     eight = params[0].dtype if params[0].dtype.itemsize == 1 else None  # a float whose bytes the kernel takes
     params = tuple(p.view(np.uint8) for p in params) if eight else params
     params, codes, scales, names = (map_tree(Tensor, x) for x in (params, codes, scales, names))

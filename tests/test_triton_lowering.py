@@ -7,7 +7,7 @@ from kernel_cases import CODECS, CORRECTED, E4M3, E5M2, OTHERS, ROUNDINGS, contr
 from tables import ADAMW, BF16, F16, F32, LION, OPTIMIZERS, named
 
 from optax_sr8bit import codecs, rounding, tile
-from optax_sr8bit_kernels.launch import grid
+from optax_sr8bit_kernels.launch import grid, is_heavy
 from optax_sr8bit_kernels.retarget import to_triton
 
 triton = pytest.importorskip("triton", reason="Triton cannot be installed here")
@@ -58,7 +58,7 @@ def lower(
     codec, rounded = VARIANTS.get(codec) or codecs.get(codec), rounding.get(how)
     own = 1 if rule.measure is not None else 0
     parts = tile.parts(rule, rule.flags, codec, rounded, dtype, delta, scaled, own)
-    over, n, leaves = grid(shapes, 256 if codec.blockwise else None, None, runs), len(rule.moments), len(shapes)
+    over, n, leaves = grid(shapes, 256 if codec.blockwise else None, None, runs, is_heavy(parts)), len(rule.moments), len(shapes)
     beside = ((POINTERS[rounded.correction],) * leaves,) if parts.corrected else ()
     arguments = {
         "params": (POINTERS[dtype],) * leaves,

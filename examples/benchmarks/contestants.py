@@ -54,6 +54,20 @@ def _lion(**keywords: Any) -> Contestant:
     return Contestant(lambda: sr8.lion(1e-4, weight_decay=0.1, **keywords))
 
 
+def _chain(clip: Callable[[float], Any]) -> Contestant:
+    return Contestant(lambda: sr8.chain(clip(1.0), sr8.adamw(1e-3, weight_decay=0.1)))
+
+
+def _parts() -> Any:
+    """AdamW of parts: any Optax chain with 8-bit moments that ends in stochastic rounding."""
+    return sr8.chain(
+        sr8.quantize_moments(optax.scale_by_adam()),
+        optax.add_decayed_weights(0.1),
+        optax.scale_by_learning_rate(1e-3),
+        sr8.stochastic_round(0),
+    )
+
+
 def _optax(name: str, learning_rate: float, dtype: Any) -> Contestant:
     return Contestant(lambda: getattr(optax, name)(learning_rate, weight_decay=0.1), "apply", dtype, dtype)
 
@@ -84,8 +98,30 @@ CONTESTANTS: dict[str, Contestant] = {
     "adamw/update_apply": _adamw("apply"),
     "adamw/in_place": _adamw("apply", in_place=True),
     "adamw/xla": _adamw(implementation="xla"),
+    "adamw/companded": _adamw(codec="companded"),
+    "adamw/fp8": _adamw(codec="fp8"),
+    "adamw/four_bit": _adamw(codec="four_bit"),
+    "adamw/byte_scales": _adamw(codec=sr8.codecs.Offset(scales="power_of_two")),
+    "adamw/kahan": _adamw(rounding="kahan"),
+    "adamw/split24": _adamw(rounding="split24"),
+    "adamw/split32": _adamw(rounding="split32"),
+    "adamw/fp8_parameters": dataclasses.replace(_adamw(), params=jnp.float8_e4m3fn),
+    "adamw/clip": _chain(sr8.clip_by_global_norm),
+    "adamw/optax_clip": _chain(optax.clip_by_global_norm),
+    "adamw/of_parts": Contestant(_parts),
+    "sgd": Contestant(lambda: sr8.sgd(1e-2)),
+    "sgd/momentum": Contestant(lambda: sr8.sgd(1e-2, momentum=0.9)),
+    "rmsprop": Contestant(lambda: sr8.rmsprop(1e-3)),
+    "rmsprop/momentum": Contestant(lambda: sr8.rmsprop(1e-3, momentum=0.9)),
+    "adagrad": Contestant(lambda: sr8.adagrad(1e-2)),
+    "ademamix": Contestant(lambda: sr8.ademamix(1e-3, weight_decay=0.1)),
+    "adan": Contestant(lambda: sr8.adan(1e-3, weight_decay=0.1)),
+    "lamb": Contestant(lambda: sr8.lamb(1e-3, weight_decay=0.1)),
+    "lars": Contestant(lambda: sr8.lars(1.0, weight_decay=0.1)),
     "lion": _lion(),
     "lion/no_random_bits": _lion(rounding="nearest", codec=NO_DITHER),
+    "lion/four_bit": _lion(codec="four_bit"),
+    "lion/split24": _lion(rounding="split24"),
     "lion/xla": _lion(implementation="xla"),
     BASELINE: _optax("adamw", 1e-3, jnp.bfloat16),
     "optax.adamw/fp32": _optax("adamw", 1e-3, jnp.float32),

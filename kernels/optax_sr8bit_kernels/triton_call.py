@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import jax_triton  # pyright: ignore[reportMissingImports]
 from jax.experimental.pallas import run_state
 
-from optax_sr8bit_kernels.launch import Launch, grid
+from optax_sr8bit_kernels.launch import Launch, grid, is_heavy
 from optax_sr8bit_kernels.obstacle import ptx_version
 from optax_sr8bit_kernels.retarget import to_triton
 from optax_sr8bit_kernels.shard import Shard
@@ -57,7 +57,7 @@ def step_group(
         origins = [shard.origin(p.shape) for shard, p in zip(shards, params, strict=True)]
         names = jnp.concatenate([names, jnp.stack([jnp.stack(origin) for origin in origins])], axis=1)
         runs = [shard.runs(p.shape) for shard, p in zip(shards, params, strict=True)]
-    over = grid([p.shape for p in params], block, how, runs)
+    over = grid([p.shape for p in params], block, how, runs, is_heavy(parts))
     # What a kernel writes it gets as refs. One that is only read would be copied where the caller still uses its array.
     eight = params[0].dtype.itemsize == 1  # whose format the tile functions know
     if eight:
