@@ -11,15 +11,14 @@ import numpy as np
 import optax
 import pytest
 from closeness import differences
-from kernel_cases import Case
-from tables import ADAMW, BF16, CODECS, F16, F32, LION, NESTEROV, as_bits, assert_same_bits, grads_like, named, normal
+from kernel_cases import CODECS, CORRECTED, E4M3, E5M2, ODD, Case
+from tables import ADAMW, BF16, F16, F32, LION, NESTEROV, as_bits, assert_same_bits, grads_like, named, normal
 
 import optax_sr8bit as sr8
 from optax_sr8bit import leaf
 from optax_sr8bit.implementation import select
 from optax_sr8bit.plan import plan_tree
-from optax_sr8bit_kernels import shard as shard_module
-from optax_sr8bit_kernels import xla
+from optax_sr8bit_kernels import shard as shard_module, xla
 
 CHOSEN, WHY = select(None)
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(CHOSEN != "triton", reason=f"no GPU that runs the kernel: {WHY}")]
@@ -39,6 +38,11 @@ CASES = [
     Case("gpu", LION, shapes=kernel_cases.MIXED),
     Case("gpu", LION, "float32", "nearest", F32, F32, shapes=((1,),) * 255),
     *(Case("gpu", opt, block=256, shapes=((2, 700),), grads=g) for opt in (ADAMW, LION) for g in ("wild", "bad")),
+    *(Case("gpu", opt, codec, scaled=True) for opt, codec in ((ADAMW, "offset"), (LION, "fp8"))),
+    *(Case("gpu", how=how) for how in CORRECTED),
+    Case("gpu", LION, "four_bit", "split24", shapes=ODD),
+    *(Case("gpu", dtype=dtype) for dtype in (E4M3, E5M2)),
+    Case("gpu", LION, "float32", "nearest", E4M3, F32, shapes=ODD),
 ]
 # Tables of interpreted cases are small; a share of elements needs some.
 CASES = [c._replace(shapes=tuple((s[0] * 96, *s[1:]) if len(s) > 1 else s for s in c.shapes)) for c in CASES]
