@@ -18,10 +18,11 @@ DELTA_DTYPES = (jnp.dtype("bfloat16"), jnp.dtype("float16"), jnp.dtype("float32"
 DOC = """
 Shared keyword arguments:
   seed: of the random bits, an int or a JAX PRNG key. Runs that share it share their noise.
-  rounding: of bfloat16 and float16 parameters, "stochastic" or "nearest".
-  codec: of the moments, "offset", "offset_wide", "dynamic" or "float32". Codec and rounding are a name, an object, a
-    mapping from patterns of leaf paths (`fnmatch`, the first match counts, default where none does) to these, or a
-    function of (path, leaf).
+  rounding: of parameters below float32, "stochastic" or "nearest"; of bfloat16 also "kahan", "split24" and "split32",
+    which keep more bits of each beside it.
+  codec: of the moments, "offset", "offset_wide", "fp8", "companded", "dynamic", "four_bit" or "float32". Codec and
+    rounding are a name, an object, a mapping from patterns of leaf paths (`fnmatch`, the first match counts, default
+    where none does) to these, or a function of (path, leaf).
   block_size: how many elements along the last axis share a scale, a power of two from 32 to 2048.
   min_8bit_size: leaves with fewer elements keep float32 moments; so do scalars and last axes shorter than 32.
   implementation: "xla", "triton", or None for the best that runs here.
@@ -64,6 +65,15 @@ class Options:
                 raise ValueError(f"delta_dtype must be bfloat16, float16 or float32, got {self.delta_dtype!r}")
             if self.in_place:
                 raise ValueError("delta_dtype has no meaning with in_place=True, which returns no delta; drop one")
+
+    @property
+    def corrects(self) -> bool:
+        """Whether any leaf may have a rounding that keeps something beside it."""
+        choice = self.rounding
+        if isinstance(choice, Mapping):
+            return any(rounding.get(value).correction is not None for value in choice.values())
+        is_function = callable(choice) and not isinstance(choice, Rounding)
+        return is_function or rounding.get(choice).correction is not None
 
 
 def _check_choice(argument: str, choice: Any, get: Callable[[Any], Any]) -> None:

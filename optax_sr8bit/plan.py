@@ -57,14 +57,6 @@ class LeafPlan:
         """The dtype of what the rounding keeps beside each parameter, or None."""
         return None if self.dtype == jnp.float32 else self.rounding.correction
 
-    @property
-    def bytes(self) -> tuple[int, int]:
-        """Of the parameter with its correction, and of a moment with its scales."""
-        beside = 0 if self.correction is None else jnp.dtype(self.correction).itemsize
-        codes = math.prod(self.code_shape) * jnp.dtype(self.codec.code_dtype).itemsize
-        scales = math.prod(self.scale_shape) * jnp.dtype(self.codec.scale_dtype).itemsize
-        return math.prod(self.shape) * (self.dtype.itemsize + beside), codes + scales
-
 
 def scale_shape(shape: tuple[int, ...], block: int | None) -> tuple[int, ...]:
     """The shape of the scales of a leaf of that shape: one a block, or one a row where there are no blocks."""

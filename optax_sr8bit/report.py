@@ -2,11 +2,11 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from optax_sr8bit import codecs, state as states
 from optax_sr8bit.codecs import Codec
@@ -14,6 +14,7 @@ from optax_sr8bit.implementation import select
 from optax_sr8bit.placement import cut_blocks
 from optax_sr8bit.plan import LeafPlan, plan_tree, shown
 from optax_sr8bit.rule import Rule
+from optax_sr8bit.seeds import path_name
 from optax_sr8bit.transform import Transformation
 
 # Parameters and each moment in float32, as the FP32 optimizer of the same name keeps them.
@@ -26,14 +27,16 @@ class LeafReport:
 
     Attributes:
       plan: what happens to it.
-      param_bytes: of the parameter, with what its rounding keeps beside it.
-      state_bytes: of its moments and scales.
+      param_bytes: of the parameter.
+      state_bytes: of all that the state keeps for it: moments, scales, corrections, arrays of other links of a chain.
+      others: the dtypes of that, where the optimizer itself has no moments.
       cut: what it costs that edges of shards cut its blocks, or "".
     """
 
     plan: LeafPlan
     param_bytes: int
     state_bytes: int
+    others: str
     cut: str
 
     @property
@@ -116,9 +119,13 @@ def explain(tx: Transformation, params: Any) -> Report:
     rule = tx.definition.rule
     leaves, plans = [], plan_tree(params, tx.options)
     cut = cut_blocks(plans, jax.tree.leaves(params))
+    kept = _kept(tx, params)
     for plan in plans:
-        param, moment = plan.bytes
-        leaves.append(LeafReport(plan, param, moment * len(rule.moments), cut.get(shown(plan.name), "")))
+        param = math.prod(plan.shape) * plan.dtype.itemsize
+        arrays = kept.get(plan.name, [])
+        size = sum(math.prod(x.shape) * x.dtype.itemsize for x in arrays)
+        others = "" if rule.moments else ", ".join(sorted({x.dtype.name for x in arrays}))
+        leaves.append(LeafReport(plan, param, size, others, cut.get(shown(plan.name), "")))
     report = Report(rule, "{} ({})".format(*select(tx.options.implementation)), tuple(leaves))
     print(report)
     return report
@@ -138,23 +145,42 @@ def check(state: Any, tx: Transformation, params: Any = None) -> None:
     """
     _require(tx)
     rule = tx.definition.rule
-    found = list(_states(state, rule))
+    found = states_in(state, rule)
     if not found:
         raise ValueError(f"{rule.name} keeps a {rule.state.__name__}, which this {type(state).__name__} does not hold")
     for one in found:
         tree = params
+        if tree is None and not rule.moments:
+            raise ValueError(f"{rule.name} has no moments that tell of the parameters' shapes: pass params=")
         if tree is None:
             codes = getattr(one, rule.moments[0].name)
             tree = jax.tree.map(lambda code: jax.ShapeDtypeStruct(code.shape, jnp.bfloat16), codes)
         plans = plan_tree(tree, tx.options)
+        if params is None and (pairs := [shown(plan.name) for plan in plans if plan.codec.bits == 4]):
+            raise ValueError(f"codes of 4 bits do not tell how long rows are: pass params=, for {', '.join(pairs)}")
         states.check(rule, one, plans, tx.options)
 
 
-def _states(tree: Any, rule: Rule) -> Iterator[Any]:
+def _kept(tx: Transformation, params: Any) -> dict[str, list[Any]]:
+    """By parameter the arrays that belong to it in all of a state, of chains and wrappers too."""
+    kept: dict[str, list[Any]] = {}
+    abstract = jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, p.dtype), params)
+    names = jax.tree_util.tree_map_with_path(lambda path, _: path_name(path), abstract)
+
+    def note(array: Any, name: str) -> Any:
+        if not isinstance(array, optax.MaskedNode):
+            kept.setdefault(name, []).append(array)
+        return array
+
+    state = jax.eval_shape(tx.init, abstract)
+    optax.tree.map_params(tx, note, state, names, is_leaf=lambda x: isinstance(x, optax.MaskedNode))
+    return kept
+
+
+def states_in(tree: Any, rule: Rule) -> list[Any]:
     """All states of the rule within a state."""
-    for leaf in jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, rule.state)):
-        if isinstance(leaf, rule.state):
-            yield leaf
+    leaves = jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, rule.state))
+    return [leaf for leaf in leaves if isinstance(leaf, rule.state)]
 
 
 def _row(leaf: LeafReport) -> tuple[str, ...]:
@@ -164,7 +190,9 @@ def _row(leaf: LeafReport) -> tuple[str, ...]:
     why = plan.reason + ("; rare updates may be huge" if plan.codec.name == "dynamic" else "")
     why += leaf.cut and f"; its last axis is exchanged: {leaf.cut}"
     block = "-" if plan.block is None else str(plan.block)
-    return (shown(plan.name), str(list(plan.shape)), str(plan.dtype), how, _codec(plan.codec), block, per, why)
+    codec = leaf.others or _codec(plan.codec)
+    why = "kept by other links" if leaf.others else why
+    return (shown(plan.name), str(list(plan.shape)), str(plan.dtype), how, codec, block, per, why)
 
 
 def _codec(codec: Codec) -> str:

@@ -52,7 +52,7 @@ def init(rule: Rule, options: Options, params: Any) -> Any:
         optax.MaskedNode() if p.correction is None else filled_like(leaf, p.shape, 0, p.correction)
         for p, leaf in zip(plans, leaves, strict=True)
     ]
-    if any(plan.correction is not None for plan in plans):
+    if options.corrects:  # whatever the parameters: Optax's placeholder of them has no leaves
         fields["correction"] = jax.tree.unflatten(structure, beside)
     words = [jnp.zeros([], jnp.int32), seeds.seed_words(options.seed), jnp.asarray(format_of(plans, options))]
     count, seed, fmt = (held_everywhere(x, leaves) for x in words)
@@ -84,9 +84,15 @@ def arrays(rule: Rule, state: Any) -> tuple[tuple[tuple[Any, ...], ...], ...]:
         for fields in rule.fields
     )
     if state.correction is not None:
-        beside = jax.tree.leaves(state.correction, is_leaf=_is_masked)
-        codes = (*codes, tuple(None if _is_masked(x) else on_device(x) for x in beside))
+        codes = (*codes, tuple(x if x is None else on_device(x) for x in corrections(state, 0)))
     return codes, scales
+
+
+def corrections(state: Any, count: int) -> list[Any]:
+    """Per leaf what its rounding keeps beside it, or None; so many Nones where the state has no corrections."""
+    if state.correction is None:
+        return [None] * count
+    return [None if _is_masked(x) else x for x in jax.tree.leaves(state.correction, is_leaf=_is_masked)]
 
 
 def _is_masked(x: Any) -> bool:
@@ -184,7 +190,7 @@ def check_leaves(rule: Rule, state: Any, plans: list[LeafPlan]) -> None:
                     expected = f"{jnp.dtype(dtype(plan))}{list(shape(plan))}"
                     at = f"{field}/{name}".rstrip("/")
                     wrong.append(f"{at} is {leaf.dtype}{list(leaf.shape)}, expected {expected}")
-    wrong += _check_corrections(state.correction, plans)
+    wrong += _check_corrections(state, plans)
     if wrong:
         raise ValueError(
             "the state does not belong to these parameters and options: "
@@ -194,10 +200,9 @@ def check_leaves(rule: Rule, state: Any, plans: list[LeafPlan]) -> None:
         )
 
 
-def _check_corrections(tree: Any, plans: list[LeafPlan]) -> list[str]:
+def _check_corrections(state: Any, plans: list[LeafPlan]) -> list[str]:
     """What is wrong with what the roundings keep beside parameters."""
-    leaves = [] if tree is None else jax.tree.leaves(tree, is_leaf=_is_masked)
-    found = [None if _is_masked(x) else x for x in leaves] or [None] * len(plans)
+    found = corrections(state, len(plans))
     if len(found) != len(plans):
         return [f"correction has {len(found)} leaves, expected {len(plans)}"]
     wrong = []

@@ -49,6 +49,7 @@ LAYERS = [
     "factory",
     "wrappers",
     "report",
+    "master",
     "terminal",
     "signs",
     "stored",
