@@ -1,7 +1,8 @@
 """`kahan`: a bfloat16 parameter, and in a second bfloat16 what the last rounding lost.
 
 The optimizer takes the parameter to be the sum of both, steps it in float32, stores the bfloat16 nearest to the result,
-and beside it the bfloat16 nearest to the difference: 16 bits of significand instead of 8, or more.
+and beside it the bfloat16 nearest to the difference: 16 bits of significand instead of 8, or more. A difference
+below 2**-126 may be lost, since XLA flushes subnormal float32s in arithmetic on CPUs; -0 and 0 sum up to 0.
 
 References:
   Zamirai et al., Revisiting BFloat16 Training, 2020, https://arxiv.org/abs/2010.06192 (algorithm of Kahan summation).

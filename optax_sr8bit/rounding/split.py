@@ -7,6 +7,9 @@ since s could not be told from its neighbour if they went to even. Above the lar
 may be finite, as with every rounding to nearest. `split24` first rounds m to 24 bits (16 of significand), whose last 8
 are k; ties go to even there, since away from zero they would let each step add half a unit in float32's last place.
 
+Whoever writes s and leaves k (pruning, say) changes m by half a spacing at most beside that: below s = ±0 nothing is
+subtracted, which would carry into the sign and give NaN.
+
 References:
   FlashOptim, 2026, https://arxiv.org/abs/2602.23349, which keeps a correction in units of the spacing instead.
 """
@@ -16,7 +19,7 @@ import dataclasses
 import jax.numpy as jnp
 
 from optax_sr8bit.rounding.base import Rounding
-from optax_sr8bit_kernels.names import f32, quiet_bits, u32
+from optax_sr8bit_kernels.names import f32, quiet_bits, u32, where
 
 
 def nearest_of_32(x, r):
@@ -31,7 +34,7 @@ def rest_of_32(x, stored):
 
 def join_32(stored, kept):
     """The float32."""
-    return f32((stored << 16) + kept - ((kept & 0x8000) << 1))
+    return f32((stored << 16) + kept - where((stored & 0x7FFF) == 0, u32(0), (kept & 0x8000) << 1))
 
 
 def nearest_of_24(x, r):
@@ -52,7 +55,7 @@ def _carried_24(x):
 
 def join_24(stored, kept):
     """The float32 of 24 bits."""
-    return f32((stored << 16) + (kept << 8) - ((kept & 0x80) << 9))
+    return f32((stored << 16) + (kept << 8) - where((stored & 0x7FFF) == 0, u32(0), (kept & 0x80) << 9))
 
 
 @dataclasses.dataclass(frozen=True)
