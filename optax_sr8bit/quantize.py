@@ -140,16 +140,16 @@ def quantize_moments(
         scales = jax.tree.leaves(state.scale)
         _check(state, slots, arrays, scales, options)
         pairs = _pairs(slots, arrays, scales)
+        count, kept = on_device(state.count), []
         values = [
-            x if slot.how is None else decode(on_device(x), on_device(scale), how=slot.how)
+            x if slot.how is None else decode(on_device(x), on_device(scale), count, how=slot.how)
             for slot, (x, scale) in zip(slots, pairs, strict=True)
         ]
         values = jax.tree.unflatten(structure, values)
         new, values = inner.update(_float32(updates), values, _float32(params), **extra_args)
         if (found := jax.tree.structure(values)) != structure:
             raise ValueError(f"quantize_moments: the structure of the inner state changes in a step, to {found}")
-        values, count, kept = _finite(slots, jax.tree.leaves(values)), on_device(state.count), []
-        for slot, x, old in zip(slots, values, pairs, strict=True):
+        for slot, x, old in zip(slots, _finite(slots, jax.tree.leaves(values)), pairs, strict=True):
             if slot.how is None:
                 kept.append((x, None))
                 continue

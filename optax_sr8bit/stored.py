@@ -12,7 +12,7 @@ from optax_sr8bit.codecs import Codec
 from optax_sr8bit.plan import scale_shape
 from optax_sr8bit.rounding.sixteen_bits import stochastic_bfloat16
 from optax_sr8bit.rule import Moment
-from optax_sr8bit_kernels.names import block_max, maximum
+from optax_sr8bit_kernels.names import block_max, maximum, unfused
 from optax_sr8bit_kernels.xla import (
     coordinates,
     into_blocks,
@@ -85,19 +85,20 @@ def words_of(seed: jax.Array, count: jax.Array, name: str) -> tuple[jax.Array, .
 
 
 @functools.partial(jax.jit, static_argnames="how")
-def decode(code: jax.Array, scale: jax.Array, *, how: Storage) -> jax.Array:
+def decode(code: jax.Array, scale: jax.Array, count: jax.Array, *, how: Storage) -> jax.Array:
     """The array in float32.
 
     What is never negative decodes to the floor of its code at least: a denominator must not be zero beside a numerator
-    that is not.
+    that is not. The count of steps, never negative, is what keeps products from being fused with what follows.
     """
     if how.block is None:
         return load(code)
     n, parts = how.shape[-1], how.parts()
     codes = into_blocks(unpacked(code, parts.code_bits, n), how.block, parts.zeros[0]).astype(jnp.uint32)
     scales = jnp.expand_dims(scale.astype(jnp.uint32) if parts.power_of_two else scale, -1)
-    values, floors = tile.decode((codes,), (scales,), parts)
-    return out_of_blocks(values[0] if how.signed else maximum(values[0], floors[0]), n)
+    (value,), (floor,) = map(list, tile.decode((codes,), (scales,), parts))
+    value = unfused(value if how.signed else maximum(value, floor), count.astype(jnp.uint32) >> 31)
+    return out_of_blocks(value, n)
 
 
 @functools.partial(jax.jit, static_argnames="how")
@@ -114,9 +115,9 @@ def encode(value: jax.Array, words: Any, *, how: Storage) -> tuple[jax.Array, ja
     place = (jnp.zeros(how.shape, jnp.uint32),) if words is None else coordinates(how.shape)
     value, *place = (into_blocks(x, how.block) for x in (value, *place))
     parts = how.parts(nearest=words is None)
-    codes, scales = tile.encode((value,), block_max((value,)), tuple(place), words or (), parts)
-    code = packed(out_of_blocks(codes[0], how.shape[-1]).astype(jnp.uint8), parts.code_bits)
-    return code, jnp.squeeze(scales[0], -1).astype(how.scale_dtype)
+    (code,), (scale,) = map(list, tile.encode((value,), block_max((value,)), tuple(place), words or (), parts))
+    code = packed(out_of_blocks(code, how.shape[-1]).astype(jnp.uint8), parts.code_bits)
+    return code, jnp.squeeze(scale, -1).astype(how.scale_dtype)
 
 
 def _unscaled(value: jax.Array, words: Any, how: Storage) -> jax.Array:
