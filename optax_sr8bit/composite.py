@@ -1,19 +1,13 @@
 """Optimizers made of Optax's own: its transformation in float32, its moments in 8 bits, the sum rounded."""
 
-import functools
-import inspect
-import typing
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import optax
 
 from optax_sr8bit import codecs
-from optax_sr8bit.factory import STRUCTURAL
-from optax_sr8bit.options import DOC, Options
+from optax_sr8bit.factory import with_options
+from optax_sr8bit.options import Options
 from optax_sr8bit.quantize import quantize_moments
 from optax_sr8bit.terminal import stochastic_round
 from optax_sr8bit.transform import Transformation
@@ -36,29 +30,7 @@ def composite(
     """
 
     def decorate(define: Callable[..., Any]) -> Callable[..., Transformation]:
-        own = inspect.signature(define)
-        shared = [
-            inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=f.type)
-            for f in fields(Options)
-        ]
-        STRUCTURAL.update(n for n, p in own.parameters.items() if jax.Array not in typing.get_args(p.annotation))
-        signature = own.replace(parameters=[*own.parameters.values(), *shared], return_annotation=Transformation)
-
-        @functools.wraps(define)
-        def factory(*args, **kwargs):
-            try:
-                arguments = signature.bind(*args, **kwargs).arguments
-            except TypeError as error:
-                raise TypeError(f"{define.__name__}(): {error}") from None
-            _check(own, arguments)
-            options = Options(**{f.name: arguments.pop(f.name) for f in fields(Options) if f.name in arguments})
-            return _chained(namesake(**arguments), options, select)
-
-        factory.__signature__ = signature  # type: ignore[attr-defined]
-        factory.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}
-        factory.__annotations__["return"] = Transformation
-        factory.__doc__ = inspect.cleandoc(define.__doc__ or "") + "\n" + DOC
-        return factory
+        return with_options(define, lambda arguments, options: _chained(namesake(**arguments), options, select))
 
     return decorate
 
@@ -82,17 +54,3 @@ def _chained(inner: optax.GradientTransformation, options: Options, select: Mapp
         delta_dtype=options.delta_dtype,
     )
     return chain(moments, last)
-
-
-def _check(own: inspect.Signature, arguments: dict[str, Any]) -> None:
-    """Raises a ValueError for switches that are none, and for dtypes of moments, which have their codec."""
-    for name, parameter in own.parameters.items():
-        value = arguments.get(name, parameter.default)
-        if "dtype" in name and value is not parameter.default and not _same_dtype(value, parameter.default):
-            raise ValueError(f"{name}={value!r}: moments are kept as codec= says; pass codec='float32' for float32")
-        if parameter.annotation is bool and not isinstance(value, bool):
-            raise ValueError(f"{name} must be True or False, got {value!r}")
-
-
-def _same_dtype(value: Any, default: Any) -> bool:
-    return None not in (value, default) and jnp.dtype(value) == jnp.dtype(default)

@@ -5,8 +5,10 @@ import inspect
 import typing
 from collections.abc import Callable
 from dataclasses import fields
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from optax_sr8bit import hyperparameters
 from optax_sr8bit.options import DOC, Options
@@ -22,6 +24,21 @@ def optimizer(define: Callable[..., Definition]) -> Callable[..., Transformation
 
     Args:
       define: takes the arguments of the Optax namesake, in its order and with its defaults, and returns the definition.
+
+    Returns:
+      The factory, see `with_options`.
+    """
+    return with_options(define, lambda arguments, options: build(define(**arguments), options))
+
+
+def with_options(
+    define: Callable[..., Any], make: Callable[[dict[str, Any], Options], Transformation]
+) -> Callable[..., Transformation]:
+    """A factory from the function that carries its name, arguments and docstring.
+
+    Args:
+      define: takes the arguments of the Optax namesake, in its order and with its defaults.
+      make: (those arguments that were given, the shared ones) -> the optimizer.
 
     Returns:
       The factory: same arguments, then those of `Options`, keyword-only; its docstring ends with theirs.
@@ -42,21 +59,29 @@ def optimizer(define: Callable[..., Definition]) -> Callable[..., Transformation
             arguments = signature.bind(*args, **kwargs).arguments
         except TypeError as error:
             raise TypeError(f"{define.__name__}(): {error}") from None
-        dtypes = {
-            name: value for name, value in arguments.items() if name in own.parameters and name.endswith("_dtype")
-        }
-        for name, value in dtypes.items():
-            if value is not None:
-                raise ValueError(f"{name}={value!r}: moments are kept as codec= says; pass codec='float32' for float32")
-        for name in (name for name, p in own.parameters.items() if p.annotation is bool):
-            if not isinstance(arguments.get(name, False), bool):
-                raise ValueError(f"{name} must be True or False, got {arguments[name]!r}")
-        for name in (name for name, p in own.parameters.items() if p.annotation is float and name in arguments):
-            arguments[name] = hyperparameters.number(name, arguments[name])
-        options = Options(**{f.name: arguments.pop(f.name) for f in fields(Options) if f.name in arguments})
-        return build(define(**arguments), options)
+        options = {f.name: arguments.pop(f.name) for f in fields(Options) if f.name in arguments}
+        given = {name: _checked(own.parameters[name], value) for name, value in arguments.items()}
+        return make(given, Options(**options))
 
     factory.__signature__ = signature  # type: ignore[attr-defined]
     factory.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()} | {"return": Transformation}
     factory.__doc__ = inspect.cleandoc(define.__doc__ or "") + "\n" + DOC
     return factory
+
+
+def _checked(parameter: inspect.Parameter, value: Any) -> Any:
+    """An argument as its annotation wants it.
+
+    Raises:
+      ValueError: for switches that are none, numbers that are none, and dtypes of moments, which have their codec.
+    """
+    name, default = parameter.name, parameter.default
+    if (
+        "dtype" in name
+        and value is not default
+        and (None in (value, default) or jnp.dtype(value) != jnp.dtype(default))
+    ):
+        raise ValueError(f"{name}={value!r}: moments are kept as codec= says; pass codec='float32' for float32")
+    if parameter.annotation is bool and not isinstance(value, bool):
+        raise ValueError(f"{name} must be True or False, got {value!r}")
+    return hyperparameters.number(name, value) if parameter.annotation is float else value

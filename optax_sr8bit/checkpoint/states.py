@@ -32,6 +32,7 @@ class Moments:
       count: int32, the steps taken; for a template whatever it was initialised with.
       seed: uint32[2], or None where the state has none.
       leaves: by the name that also addresses a leaf's noise.
+      corrections: by that name what a rounding keeps beside a parameter, where it keeps something.
     """
 
     kind: str
@@ -39,6 +40,7 @@ class Moments:
     count: np.ndarray
     seed: np.ndarray | None
     leaves: dict[str, Leaf]
+    corrections: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -128,7 +130,8 @@ def read(
     published = (*CODECS.values(), *map(_exponents, CODECS.values()))
     codecs = {codec.format: codec for codec in published} | dict(known or {})
     leaves = _coded_leaves(np.asarray(state.format), what, names, trees, scales, codecs, shapes)
-    return Moments(kind, moments, count.astype(np.int32), seed, leaves)
+    beside = {} if state.correction is None else by_name(state.correction, f"{what}: {kind}.correction")
+    return Moments(kind, moments, count.astype(np.int32), seed, leaves, beside)
 
 
 def by_name(tree: Any, what: str) -> dict[str, Any]:

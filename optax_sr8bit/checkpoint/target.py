@@ -24,6 +24,7 @@ from optax_sr8bit.checkpoint.states import (
 from optax_sr8bit.codecs import Codec
 from optax_sr8bit.placement import everywhere, like, sharding_of
 from optax_sr8bit.plan import plan_tree
+from optax_sr8bit.seeds import noise_name, path_name
 from optax_sr8bit.transform import Transformation
 
 # States of Optax that count the steps of a schedule beside others, and would begin it again if they stayed fresh.
@@ -98,12 +99,28 @@ class Target:
             field: jax.tree.unflatten(jax.tree.structure(getattr(built, field)), column)
             for field, column in columns.items()
         }
+        if getattr(built, "correction", None) is not None:
+            fields["correction"] = self._corrections(built.correction, template.correction, source)
         small = {"count": np.asarray(source.count, built.count.dtype)}
         if hasattr(template, "seed"):
             small["seed"] = np.asarray(template.seed) if source.seed is None else source.seed
             small["format"] = np.asarray(template.format)
         fields |= {field: _held_everywhere(value, self._params) for field, value in small.items()}
         return _graft(self._fresh, others, template._replace(**fields), source.count)
+
+    def _corrections(self, built: Any, fresh: Any, source: Moments) -> Any:
+        """Those of the source where they are alike; else none are known, and the parameters stand for themselves."""
+        at = by_name(self._params, "params")
+
+        def kept(path: Any, wanted: Any, zeros: Any) -> Any:
+            name = noise_name(path_name(path))
+            old = source.corrections.get(name)
+            if old is None or (tuple(old.shape), old.dtype) != (tuple(wanted.shape), wanted.dtype):
+                return zeros
+            layout = self.moments.leaves[name].layout
+            return _placed_like(at.get(name), (old,), layout)[0]
+
+        return jax.tree_util.tree_map_with_path(kept, built, fresh)
 
 
 def _big_fields(state: Any) -> list[str]:
