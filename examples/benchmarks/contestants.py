@@ -118,6 +118,8 @@ CONTESTANTS: dict[str, Contestant] = {
     "adan": Contestant(lambda: sr8.adan(1e-3, weight_decay=0.1)),
     "lamb": Contestant(lambda: sr8.lamb(1e-3, weight_decay=0.1)),
     "lars": Contestant(lambda: sr8.lars(1.0, weight_decay=0.1)),
+    "adafactor/momentum": Contestant(lambda: sr8.adafactor(1e-3, momentum=0.9)),
+    "schedule_free_adamw": Contestant(lambda: sr8.schedule_free_adamw(1e-3)),
     "lion": _lion(),
     "lion/no_random_bits": _lion(rounding="nearest", codec=NO_DITHER),
     "lion/four_bit": _lion(codec="four_bit"),
