@@ -20,8 +20,9 @@ def scalars(hyper: dict[str, jax.Array], count: jax.Array) -> tuple[jax.Array, .
 def update(param, grad, moments, floors, scalars, zero, flags):
     """One step of Adagrad on a tile, in float32; the formula stands in `adagrad`."""
     learning_rate, eps = scalars
-    total = moments[0] + unfused(grad * grad, zero)
-    step = grad * reciprocal(sqrt(maximum(total, floors[0]) + eps))
+    total = unfused(moments[0], zero) + unfused(grad * grad, zero)
+    root = sqrt(maximum(total, floors[0]) + eps)
+    step = grad * reciprocal(unfused(root, zero))
     step = where(total == 0.0, 0.0, step)  # not for NaN
     return param - unfused(learning_rate * step, zero), (total,)
 

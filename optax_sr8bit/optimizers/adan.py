@@ -34,7 +34,7 @@ def update(param, grad, moments, floors, scalars, zero, flags):
     """One step of Adan on a tile, in float32; the formula stands in `adan`."""
     learning_rate, b1, b2, b3, eps, eps_root, weight_decay, debias_m, weigh_v, debias_n, has_before = scalars
     m, v, n, before = moments
-    change = unfused(has_before * (grad - before), zero)
+    change = unfused(has_before * (grad - unfused(before, zero)), zero)
     m = unfused(b1 * m, zero) + unfused((1.0 - b1) * grad, zero)
     v = unfused(b2 * v, zero) + unfused((1.0 - b2) * change, zero)
     ahead = grad + unfused((1.0 - b2) * change, zero)

@@ -33,9 +33,10 @@ def update(param, grad, moments, floors, scalars, zero, flags):
         new = new + (mu,)
     variance = maximum(variance, unfused(floors[0] * debias, zero))
     if flags[3]:  # eps inside the root
-        step = grad * reciprocal(sqrt(variance + eps))
+        root = sqrt(variance + eps)
     else:
-        step = grad * reciprocal(sqrt(variance) + eps)
+        root = sqrt(variance) + eps
+    step = grad * reciprocal(unfused(root, zero))
     step = unfused(learning_rate * step, zero)
     if flags[1]:  # momentum
         trace = unfused(momentum * moments[len(moments) - 1], zero) - step
