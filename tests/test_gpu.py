@@ -117,7 +117,7 @@ def check_last_rows(monkeypatch, rows):
         address = tuple(jnp.asarray(np.concatenate([word[-3:], names[0]])))
         want = jax.jit(
             lambda *x: xla.step_leaf(spec.parts(), *x, result_dtype=BF16, block=256),  # a new function: compiled anew
-        )(p, g, (c,), (s,), scalars, address)
+        )(p, g, (c,), (s,), scalars, 1.0, address)
         got = result[0][part], [codes[0][part]], [scales[0][part]]
         assert not differences(spec, LION.learning_rate, p, got, want), first
 
