@@ -11,4 +11,4 @@ from optax_sr8bit.terminal import stochastic_round as stochastic_round
 from optax_sr8bit.transform import Transformation as Transformation
 from optax_sr8bit.wrappers import chain as chain, inject_hyperparams as inject_hyperparams
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"
