@@ -5,7 +5,6 @@ from typing import Any
 
 import optax
 
-from optax_sr8bit import codecs
 from optax_sr8bit.factory import with_options
 from optax_sr8bit.options import Options
 from optax_sr8bit.quantize import quantize_moments
@@ -21,8 +20,7 @@ def composite(
 
     Args:
       namesake: Optax's factory, which takes the same arguments.
-      select: what is kept otherwise than `codec` says, by patterns of paths in its state; see `quantize_moments`. With
-        codec="float32" all is float32.
+      select: what is kept otherwise than `codec` says, by patterns of paths in its state; see `quantize_moments`.
 
     Returns:
       A decorator; the factory takes the function's arguments, then those of `Options`, keyword-only, and returns a
@@ -37,11 +35,10 @@ def composite(
 
 def _chained(inner: optax.GradientTransformation, options: Options, select: Mapping[str, Any] | None) -> Transformation:
     """The chain of an inner transformation and the rounding, with the shared arguments where they belong."""
-    all_float32 = not isinstance(options.codec, Mapping) and options.codec in ("float32", codecs.Float32())
     moments = quantize_moments(
         inner,
         options.codec,
-        select=None if all_float32 else select,
+        select=select,
         block_size=options.block_size,
         min_8bit_size=options.min_8bit_size,
         seed=options.seed,

@@ -68,8 +68,9 @@ def quantize_moments(
     A list by Optax's own states and fields says what is never negative, `nu` of Adam for one; the rest has a sign.
     What is never negative decodes to the floor of its codec at least, since denominators are out of reach here, while
     this library's own optimizers put that floor into the denominator alone. Arrays of one state and parameter that are
-    to be kept as codes become zero together where any of them is not finite. The averages of centered RMSProp stay
-    float32 unless `select` says otherwise: their difference must not be negative.
+    to be kept as codes become zero together where any of them is not finite. Unless `select` says otherwise, what
+    is a copy or an average of parameters (z of schedule-free optimizers) is kept in bfloat16 in place of codes, and the
+    averages of centered RMSProp and the memory of L-BFGS, of which differences are taken, stay float32.
 
     Args:
       inner: any transformation of Optax but this library's optimizers.

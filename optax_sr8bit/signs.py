@@ -1,4 +1,4 @@
-"""Which arrays of Optax's states are never negative, and which had better stay in float32."""
+"""Which arrays of Optax's states are never negative, and which had better not be kept as codes."""
 
 from typing import Any
 
@@ -26,8 +26,21 @@ NEVER_NEGATIVE = {
     "ScaleBySimplifiedAdEMAMixState": ("n",),
 }
 
-# A variance as the difference of two averages is negative as soon as either is off, and its root not a number.
+# Parameters in all but name, whose blocks are too wide for codes: kept in bfloat16, as the parameters are.
+PARAMETERS = {
+    "COCOBState": ("init_particles",),
+    "DoGState": ("init_params",),
+    "DoWGState": ("init_params",),
+    "MadgradState": ("x0",),
+    "ProdigyState": ("params0",),
+    "ScaleByDistanceOverGradientsState": ("init_params",),
+    "ScheduleFreeState": ("z",),
+}
+
+# A variance as the difference of two averages is negative as soon as either is off, and its root not a number; the
+# difference of two steps' gradients is a curvature.
 EXACT = {
+    "ScaleByLBFGSState": ("params", "updates"),
     "ScaleByRStdDevState": ("mu", "nu"),
     "ScaleByRStdDevWithCountState": ("mu", "nu"),
 }

@@ -13,7 +13,7 @@ import optax
 from optax_sr8bit import codecs, seeds
 from optax_sr8bit.options import Options
 from optax_sr8bit.plan import FLOAT32, named_leaves, plan_leaf, shown
-from optax_sr8bit.signs import EXACT, NEVER_NEGATIVE, listed
+from optax_sr8bit.signs import EXACT, NEVER_NEGATIVE, PARAMETERS, listed
 from optax_sr8bit.stored import Storage
 
 
@@ -85,9 +85,9 @@ class Choice:
         bfloat16 = isinstance(codec, str) and codec == "bfloat16"
         options = dataclasses.replace(self.options, codec="offset" if bfloat16 else codec)
         plan = plan_leaf(param, jax.ShapeDtypeStruct(leaf.shape, jnp.float32), options)
-        if not bfloat16:
-            return Storage(shape, plan.codec, plan.block, signed)
-        return as_it_is if plan.block is None else Storage(shape, FLOAT32, None, signed, bfloat16=True)
+        if plan.block is not None and (bfloat16 or (not chosen and listed(PARAMETERS, parent, field))):
+            return Storage(shape, FLOAT32, None, signed, bfloat16=True)
+        return as_it_is if bfloat16 else Storage(shape, plan.codec, plan.block, signed)
 
     def _selected(self, name: str, leaf: Any) -> tuple[bool, Any]:
         """Whether `select` decides on an array, and the codec."""

@@ -219,6 +219,13 @@ def test_other_optimizers_step(inner):
     assert all(bool(jnp.all(jnp.isfinite(x.astype(F32)))) for x in jax.tree.leaves(params))
 
 
+def test_copies_of_parameters_are_bfloat16():
+    params = {"w": normal((16, 512), 0, 1.0, BF16)}
+    for codec, dtype in (("offset", BF16), ({"w": "float32"}, F32)):
+        tx = sr8.quantize_moments(optax.contrib.schedule_free_sgd(), codec)
+        assert_same_bits(tx.init(params).inner.z["w"], params["w"].astype(dtype))
+
+
 def test_centered_averages_stay_float32():
     state = sr8.quantize_moments(optax.scale_by_stddev()).init(wide())
     assert {x.dtype for x in jax.tree.leaves((state.inner.mu, state.inner.nu))} == {jnp.dtype(F32)}

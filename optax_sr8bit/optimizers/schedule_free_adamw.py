@@ -11,7 +11,7 @@ from optax_sr8bit.composite import composite
 from optax_sr8bit_kernels.xla import load
 
 
-@composite(optax.contrib.schedule_free_adamw, select={"z*": "bfloat16"})
+@composite(optax.contrib.schedule_free_adamw)
 def schedule_free_adamw(
     learning_rate: jax.typing.ArrayLike = 0.0025,
     warmup_steps: int | None = None,
@@ -32,8 +32,8 @@ def schedule_free_adamw(
       x &\leftarrow (1 - c_t) x + c_t z, \qquad y \leftarrow \text{round}((1 - b_1) z + b_1 x)
 
     Optax's own, in float32. The parameters are y, where gradients are taken; x, where the model is to be evaluated, is
-    computed from y and z by `schedule_free_eval_params`. z is kept in bfloat16, stochastically rounded as y is (in
-    float32 with codec="float32", and of small leaves), v as `codec` says: 5.02 bytes a parameter in bfloat16.
+    computed from y and z by `schedule_free_eval_params`. v is kept as `codec` says, z in bfloat16 where v is in codes,
+    stochastically rounded as y is: 5.02 bytes a parameter.
 
     Args:
       learning_rate: a number; about that of AdamW or larger.
@@ -91,8 +91,8 @@ def schedule_free_eval_params(state: Any, params: Any) -> Any:
     codes = [str(x.dtype) for x in jax.tree.leaves(z) if not jnp.issubdtype(x.dtype, jnp.floating)]
     if codes:
         raise ValueError(
-            f"schedule_free_eval_params: z is kept in codes ({codes[0]}), too coarse for parameters; give "
-            'quantize_moments select={"z*": "bfloat16"}'
+            f"schedule_free_eval_params: z is kept in codes ({codes[0]}), too coarse for parameters; by "
+            'default, and with select={"z*": "bfloat16"}, quantize_moments keeps it in bfloat16'
         )
     return jax.tree.map(lambda y, z: ((load(jnp.asarray(y)) - (1.0 - b1) * load(z)) / b1).astype(y.dtype), params, z)
 
