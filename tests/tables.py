@@ -84,7 +84,8 @@ LAMB = Optimizer("lamb", sr8.lamb, optax.lamb, 1e-2, 1e-2, {"weight_decay": 1e-4
 LARS = Optimizer("lars", sr8.lars, optax.lars, 1.0, 1.0, {"trust_coefficient": 0.01}, ("trace",), 3.02)
 
 OPTIMIZERS = (ADAMW, NESTEROV, ADAM, LION, SGD, RMSPROP, ADAGRAD, ADEMAMIX, ADAN, NADAM, LAMB, LARS)
-RULES = (ADAMW, LION)  # one row per rule, where a test is slow
+RULES = (ADAMW, LION)  # where a test is slow
+KINDS = (ADAMW, LION, LAMB)  # where the arithmetic plays no part: two moments, one, and norms of whole leaves
 CODECS = ("offset", "offset_wide", "dynamic", "float32")
 ROUNDINGS = ("stochastic", "nearest")
 BLOCK, MIN_8BIT_SIZE, MIN_LAST_AXIS = 256, 4096, 32
@@ -116,6 +117,7 @@ def named(rows: Any) -> Any:
 
 
 EVERY_OPTIMIZER = pytest.mark.parametrize("opt", **named(OPTIMIZERS))
+EVERY_KIND = pytest.mark.parametrize("opt", **named(KINDS))
 EVERY_RULE = pytest.mark.parametrize("opt", **named(RULES))
 EVERY_CODEC = pytest.mark.parametrize("codec", CODECS)
 

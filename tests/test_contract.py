@@ -15,6 +15,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 from tables import (
     BF16,
+    EVERY_KIND,
     EVERY_OPTIMIZER,
     F16,
     F32,
@@ -116,7 +117,7 @@ def test_dtypes_of_moments_name_codec(opt, name):
         opt(**{name: BF16})
 
 
-@EVERY_OPTIMIZER
+@EVERY_KIND
 def test_accepts_extra_args_and_compiles_once(opt):
     tx, params, traces = opt(optax.linear_schedule(1e-2, 0.0, 100)), {"w": normal((16, 300), 0, 0.02, BF16)}, []
 
@@ -139,7 +140,7 @@ def test_accepts_extra_args_and_compiles_once(opt):
     assert traces == ["update", "step"]
 
 
-@EVERY_OPTIMIZER
+@EVERY_KIND
 @pytest.mark.parametrize("grad_dtype", [BF16, F16, F32], ids=["g_bf16", "g_f16", "g_f32"])
 @pytest.mark.parametrize("dtype", [BF16, F16, F32], ids=["bf16", "f16", "f32"])
 def test_dtypes(opt, dtype, grad_dtype):
@@ -155,7 +156,7 @@ def test_dtypes(opt, dtype, grad_dtype):
     assert {u.dtype for u in jax.tree.leaves(wide)} == {jnp.dtype(F32)}
 
 
-@EVERY_OPTIMIZER
+@EVERY_KIND
 @pytest.mark.parametrize("dtype", [BF16, F16, F32], ids=["bf16", "f16", "f32"])
 def test_state_is_stable_under_cond(opt, dtype):
     params = small(dtype)
@@ -222,7 +223,7 @@ def test_strict_promotion(opt):
             jax.eval_shape(tx.update, grads, state, params)
 
 
-@EVERY_OPTIMIZER
+@EVERY_KIND
 def test_type_of_the_learning_rate_does_not_matter(opt):
     params, results = {"w": normal((8, 512), 0, 0.02, BF16)}, []
     for rate in (2.0**-9, np.float64(2.0**-9), np.float32(2.0**-9), jnp.float32(2.0**-9), jnp.bfloat16(2.0**-9)):
@@ -234,7 +235,7 @@ def test_type_of_the_learning_rate_does_not_matter(opt):
         assert_same_bits(result, results[0])
 
 
-@EVERY_OPTIMIZER
+@EVERY_KIND
 def test_state_keeps_its_type_on_an_explicit_mesh(opt):
     mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,), devices=jax.devices()[:2])
     with jax.set_mesh(mesh):

@@ -11,11 +11,11 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
-from flax import linen as nn
-from flax import nnx
+from flax import linen as nn, nnx
 from tables import (
     ADAMW,
     BF16,
+    EVERY_KIND,
     EVERY_OPTIMIZER,
     EVERY_RULE,
     F16,
@@ -35,7 +35,7 @@ from tables import (
 from optax_sr8bit.transform import _control
 
 
-@EVERY_OPTIMIZER
+@EVERY_KIND
 def test_leaves_around(opt):
     params = {**small(), "f16": normal((8, 512), 5, 0.02, F16), "f32": normal((8, 512), 6, 0.02, F32)}
     tx = opt()
@@ -102,7 +102,7 @@ def restored_by_flax(state, template):
     return flax.serialization.from_bytes(template, flax.serialization.to_bytes(state))
 
 
-@EVERY_OPTIMIZER
+@EVERY_KIND
 def test_restart(opt, tmp_path):
     params, tx = small(), opt()
     middle, state = run(tx.step, params, tx.init(params), 2)

@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from tables import BF16, EVERY_OPTIMIZER, F32, assert_same_bits, grads_like, small
+from tables import BF16, EVERY_KIND, EVERY_OPTIMIZER, F32, assert_same_bits, grads_like, small
 
 import optax_sr8bit as sr8
 from optax_sr8bit_kernels import names
 
 
-@EVERY_OPTIMIZER
+@EVERY_KIND
 def test_it_is_static_to_jax_and_may_be_copied(opt):
     tx, params = opt(), small()
     state, grads = tx.init(params), grads_like(small(), 0)

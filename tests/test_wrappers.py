@@ -11,6 +11,7 @@ import pytest
 from tables import (
     ADAMW,
     BF16,
+    EVERY_KIND,
     EVERY_OPTIMIZER,
     EVERY_RULE,
     F32,
@@ -30,7 +31,7 @@ def with_nan(grads):
     return {"layer": {**grads["layer"], "kernel": grads["layer"]["kernel"].at[0, 3].set(jnp.nan)}}
 
 
-@EVERY_OPTIMIZER
+@EVERY_KIND
 def test_multi_steps(opt):
     params, inner = {"bf16": small()["layer"]["kernel"], "f32": small(F32)["layer"]["bias"]}, opt()
     grads = grads_like(params, 0)
@@ -47,7 +48,7 @@ def test_multi_steps(opt):
     )
 
 
-@EVERY_OPTIMIZER
+@EVERY_KIND
 def test_apply_if_finite(opt):
     params, inner = small(), opt()
     tx = optax.apply_if_finite(inner, max_consecutive_errors=3)
@@ -201,7 +202,7 @@ def test_vmap_over_an_ensemble(opt):
     assert np.mean(as_bits(own["layer"]["kernel"][0]) != as_bits(own["layer"]["kernel"][1])) > 0.01
 
 
-@EVERY_OPTIMIZER
+@EVERY_KIND
 def test_donation_of_parameters_and_fresh_state(opt):
     """No two leaves of a fresh state share a buffer: donating them would donate it twice."""
     params = {"a": jnp.ones((8, 512), BF16), "b": jnp.ones((8, 512), BF16)}
