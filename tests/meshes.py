@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import pytest
-from jax.sharding import AxisType, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from tables import BF16, OPTIMIZERS, Optimizer, grads_like, normal, run
 
 DEVICES = 8

@@ -5,8 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from tables import CODECS, F32
 
 import optax_sr8bit as sr8

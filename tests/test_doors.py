@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import linen as nn
-from flax import nnx
+from flax import linen as nn, nnx
 from flax.training.train_state import TrainState
 from tables import (
     ADAMW,

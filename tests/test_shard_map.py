@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import AxisType, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from meshes import EVERY_CASE, KINDS, SMALLEST, alone, assert_placed_like, collectives, mesh_of, placed, within
 from tables import ADAMW, BF16, F32, LION, assert_same_bits, grads_like, normal
 

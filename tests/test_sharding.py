@@ -15,11 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import linen as nn
-from flax import nnx
+from flax import linen as nn, nnx
 from flax.training.train_state import TrainState
-from jax.sharding import AxisType, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from meshes import (
     CASES,
     CUT,

@@ -2,9 +2,9 @@
 
 The bits of the results do not depend on any of it. What matters for speed, measured on an NVIDIA H200: one warp a
 program, sixteen elements a thread, and a few tiles a program, which share the loads of scalars and the search for the
-leaf, and of which the next is loaded while one is encoded. Steps that need many registers a parameter, with more than two
-moments or with codes that are unpacked, run faster with eight elements a thread and twice the tiles: AdEMAMix by 9 %,
-AdamW with codes of 4 bits by 19 %.
+leaf, and of which the next is loaded while one is encoded. Steps that need many registers a parameter, with more than
+two moments or with codes that are unpacked, run faster with eight elements a thread and twice the tiles: AdEMAMix by
+9 %, AdamW with codes of 4 bits by 19 %.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ class Launch:
 
 
 def default_launch(width: int, elements: int, heavy: bool = False) -> Launch:
-    """The parameters for blocks of that width, and that many elements in one launch of a step that `is_heavy` or not."""
+    """The parameters for blocks of that width and so many elements in one launch, of a step that `is_heavy` or not."""
     tile, most_tiles = (TILE // 2, 2 * MOST_TILES) if heavy else (TILE, MOST_TILES)
     blocks = max(1, tile // width)
     tiles = max(1, elements // (blocks * width * PROGRAMS))

@@ -7,24 +7,31 @@ four elements share is computed once for them.
 import triton
 import triton.language as tl
 
-from optax_sr8bit_kernels.triton_bits import INTERPRETED, bits, f32, signed_bits
-from optax_sr8bit_kernels.triton_bits import byte_float as byte_float
-from optax_sr8bit_kernels.triton_bits import dithered as dithered
-from optax_sr8bit_kernels.triton_bits import f16 as f16
-from optax_sr8bit_kernels.triton_bits import floored as floored
-from optax_sr8bit_kernels.triton_bits import signed_byte as signed_byte
-from optax_sr8bit_kernels.triton_bits import signed_offset as signed_offset
-from optax_sr8bit_kernels.triton_bits import unsigned_byte as unsigned_byte
-from optax_sr8bit_kernels.triton_bits import unsigned_offset as unsigned_offset
-from optax_sr8bit_kernels.triton_bits import word as word
-from optax_sr8bit_kernels.triton_codes import byte_number as byte_number
-from optax_sr8bit_kernels.triton_codes import e4m3 as e4m3
-from optax_sr8bit_kernels.triton_codes import e4m3_code as e4m3_code
-from optax_sr8bit_kernels.triton_codes import e5m2 as e5m2
-from optax_sr8bit_kernels.triton_codes import nearest_byte as nearest_byte
-from optax_sr8bit_kernels.triton_codes import nibble_offset as nibble_offset
-from optax_sr8bit_kernels.triton_codes import saturated as saturated
-from optax_sr8bit_kernels.triton_codes import signed_nibble as signed_nibble
+from optax_sr8bit_kernels.triton_bits import (
+    INTERPRETED,
+    bits,
+    byte_float as byte_float,
+    dithered as dithered,
+    f16 as f16,
+    f32,
+    floored as floored,
+    signed_bits,
+    signed_byte as signed_byte,
+    signed_offset as signed_offset,
+    unsigned_byte as unsigned_byte,
+    unsigned_offset as unsigned_offset,
+    word as word,
+)
+from optax_sr8bit_kernels.triton_codes import (
+    byte_number as byte_number,
+    e4m3 as e4m3,
+    e4m3_code as e4m3_code,
+    e5m2 as e5m2,
+    nearest_byte as nearest_byte,
+    nibble_offset as nibble_offset,
+    saturated as saturated,
+    signed_nibble as signed_nibble,
+)
 
 static_range = range if INTERPRETED.value else tl.static_range
 LARGEST = tl.constexpr(3.4028234663852886e38)  # of float32

@@ -16,7 +16,8 @@ def convert(state: Any, tx: optax.GradientTransformation, params: Any) -> Any:
     stored alike in both, in codec, block and dtype, are the same arrays, bit for bit. All others are decoded to
     float32 and, if `tx` stores them in 8 bits, rounded to the nearest code without dither; non-finite ones become zero
     on the way into 8 bits, as in a step. What a rounding keeps beside parameters stays where both keep the same, and
-    begins at nothing else: the parameters then stand for themselves. `optax_sr8bit/checkpoint/README.md` has the bounds of the error.
+    begins at nothing else: the parameters then stand for themselves. `optax_sr8bit/checkpoint/README.md` has the bounds
+    of the error.
 
     Other parts of the state (links of a chain, what wrappers keep, injected hyperparameters) are taken from `state`
     where both have the same types, shapes and dtypes at the same place. Else they are those of `tx.init(params)`, but
