@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
-from tables import ADAMW, BF16, EVERY_RULE, F32, LION, tree
+from tables import ADAMW, BF16, EVERY_RULE, F32, LION, OPTIMIZERS, tree
 
 import optax_sr8bit as sr8
 
@@ -100,3 +100,31 @@ def test_explain_warns_of_dynamic_and_says_which_implementation(capsys):
     text = capsys.readouterr().out
     assert "huge" in text
     assert "xla" in text or "triton" in text
+
+
+PARTS = [
+    *(lambda opt=opt: opt() for opt in OPTIMIZERS),
+    lambda: sr8.sgd(1e-2),
+    *(lambda c=c, r=r: sr8.adamw(1e-3, codec=c, rounding=r) for c in sr8.codecs.CODECS for r in sr8.rounding.ROUNDINGS),
+    lambda: sr8.adamw(1e-3, codec=sr8.codecs.Offset(scales="power_of_two")),
+    lambda: sr8.lion(1e-3, codec={"wide": "four_bit"}, rounding={"odd": "split24"}),
+    lambda: sr8.muon(1e-2),
+    lambda: sr8.adafactor(1e-2, momentum=0.9),
+    lambda: sr8.schedule_free_adamw(1e-3),
+]
+
+
+def test_bytes_of_every_combination_are_what_explain_states():
+    """All but count, seed and format, and of Optax's own states a few scalars."""
+    params = {"wide": jnp.ones((16, 512), BF16), "odd": jnp.ones((32, 257), BF16), "bias": jnp.ones((40,), BF16)}
+    for make in PARTS:
+        tx = make()
+        state = tx.init(params)
+        few = nbytes((params, state)) - sr8.explain(tx, params).bytes
+        assert few == 4 + 8 + 4 * (2 + 3) if hasattr(state, "seed") else 0 < few < 128, (tx.definition.rule.name, few)
+
+
+def test_adamw_of_byte_scales_takes_4_008_bytes():
+    params = {"w": jnp.ones((256, 4096), BF16)}
+    report = sr8.explain(sr8.adamw(1e-3, codec=sr8.codecs.Offset(scales="power_of_two")), params)
+    assert report.bytes_per_parameter == 4 + 2 / 256
