@@ -108,7 +108,10 @@ def scale(grad_scale: Any) -> jax.Array | None:
     """
     if grad_scale is None:
         return None
-    dtype = jnp.result_type(grad_scale)
+    try:
+        dtype = jnp.result_type(grad_scale)
+    except (TypeError, ValueError):
+        raise ValueError(f"grad_scale must be a real scalar, is {grad_scale!r}") from None
     if jnp.ndim(grad_scale) or not (jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer)):
         raise ValueError(f"grad_scale must be a real scalar, is {dtype}{list(jnp.shape(grad_scale))}")
     return jnp.asarray(grad_scale).astype(jnp.float32)
