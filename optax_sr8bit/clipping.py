@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from optax_sr8bit.manual import manual_axes, varying
+from optax_sr8bit.manual import manual_axes, tracked, varying
 from optax_sr8bit.plan import named_leaves, shown
 from optax_sr8bit_kernels.xla import load, total
 
@@ -27,7 +27,7 @@ class GradientScale(optax.GradientTransformationExtraArgs):
         """A transformation that multiplies with that scalar."""
 
         def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> tuple[Any, Any]:
-            del params, extra_args
+            refuse_scale(extra_args)
             return scaled(updates, scale(updates, None)), state
 
         self = super().__new__(cls, lambda params: optax.EmptyState(), update)
@@ -37,6 +37,12 @@ class GradientScale(optax.GradientTransformationExtraArgs):
     def __getnewargs__(self) -> tuple[Any, ...]:
         """What copies are made from."""
         return (self.scale,)
+
+
+def refuse_scale(extra_args: dict[str, Any]) -> None:
+    """Raises a ValueError where a transformation is to scale gradients that an earlier link has already seen."""
+    if extra_args.get("grad_scale") is not None:
+        raise ValueError("grad_scale= needs sr8.chain, or an optimizer alone: within optax.chain links see it too late")
 
 
 def scaled(gradients: Any, scale: jax.Array) -> Any:
@@ -58,8 +64,8 @@ def global_norm(tree: Any) -> jax.Array:
     Raises:
       ValueError: inside a `shard_map`, where a device sees its pieces alone.
     """
-    if manual_axes():
-        apart = [shown(name) for name, leaf in named_leaves(tree) if varying(leaf)]
+    apart = [shown(name) for name, leaf in named_leaves(tree) if varying(leaf)]
+    if apart or (manual_axes() and not tracked()):
         raise ValueError(
             f"inside a shard_map over {sorted(manual_axes())} the norm of all pieces is not known"
             + f" (they differ: {', '.join(apart)})" * bool(apart)

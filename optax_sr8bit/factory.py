@@ -48,9 +48,7 @@ def with_options(
         inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=f.type)
         for f in fields(Options)
     ]
-    # ArrayLike and ScalarOrSchedule, with None or without.
-    numeric = {name for name, p in own.parameters.items() if jax.Array in typing.get_args(p.annotation)}
-    STRUCTURAL.update(set(own.parameters) - numeric)
+    STRUCTURAL.update(name for name, parameter in own.parameters.items() if not is_number(parameter))
     signature = own.replace(parameters=[*own.parameters.values(), *shared], return_annotation=Transformation)
 
     @functools.wraps(define)
@@ -67,6 +65,11 @@ def with_options(
     factory.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()} | {"return": Transformation}
     factory.__doc__ = inspect.cleandoc(define.__doc__ or "") + "\n" + DOC
     return factory
+
+
+def is_number(parameter: inspect.Parameter) -> bool:
+    """Whether it is annotated as ArrayLike or ScalarOrSchedule, with None or without."""
+    return jax.Array in typing.get_args(parameter.annotation)
 
 
 def _checked(parameter: inspect.Parameter, value: Any) -> Any:

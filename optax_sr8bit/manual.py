@@ -54,7 +54,7 @@ def shards_of(params: Any, specs: Any, seed: jax.Array) -> list[Shard] | None:
             return None
         if differing := _differing(params, ensemble):
             raise ValueError(f"inside a shard_map, parameters differ over its axes ({differing}): {HELP}")
-        if leaves and not _tracked(next(iter(sizes))):
+        if leaves and not tracked():
             raise ValueError(
                 f"inside a shard_map with check_vma=False, or a pmap, over the axes {sorted(sizes)}, it cannot be seen "
                 f"whether parameters differ over them: {HELP}"
@@ -91,7 +91,7 @@ def _shard(name: str, leaf: Any, spec: Any, sizes: dict[str, int], ensemble: fro
             f"{name} differs over the axes {sorted(unnamed)}, which its spec {spec} does not name: all its copies "
             "would draw the same random bits"
         )
-    if (same := named - varying(leaf)) and _tracked(next(iter(same))):
+    if (same := named - varying(leaf)) and tracked():
         raise ValueError(
             f"{name} is the same over the axes {sorted(same)}, over which its spec {spec} cuts it: its copies would "
             "draw different random bits. Specs are those of what tx.step is given, less axes that vmap has taken"
@@ -105,6 +105,6 @@ def varying(x: Any) -> frozenset[str]:
     return getattr(kind, "varying", None) or frozenset()
 
 
-def _tracked(axis: str) -> bool:
-    """Whether types say over which axes arrays differ: a device's own index does, if any."""
-    return bool(varying(jax.lax.axis_index(axis)))
+def tracked() -> bool:
+    """Whether types say here over which manual axes arrays differ: a device's own index does, if any."""
+    return bool(varying(jax.lax.axis_index(next(iter(manual_axes())))))

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from optax_sr8bit import state as states
 from optax_sr8bit.plan import plan_tree
-from optax_sr8bit.report import states_in
+from optax_sr8bit.report import require, states_in
 from optax_sr8bit.transform import Transformation
 from optax_sr8bit_kernels.xla import load, unsigned
 
@@ -25,6 +25,7 @@ def master_params(tx: Transformation, params: Any, state: Any) -> Any:
 
     Raises:
       ValueError: where the state is not that of these parameters.
+      TypeError: where tx is no optimizer of this library.
 
     Example:
       >>> import jax.numpy as jnp, optax_sr8bit as sr8
@@ -34,6 +35,7 @@ def master_params(tx: Transformation, params: Any, state: Any) -> Any:
       >>> float(params["w"][0, 0]), f"{sr8.master_params(tx, params, state)['w'][0, 0]:.4f}"
       (1.0, '0.9999')
     """
+    require(tx)
     rule = tx.definition.rule
     found = states_in(state, rule)
     if len(found) != 1:
@@ -42,8 +44,9 @@ def master_params(tx: Transformation, params: Any, state: Any) -> Any:
     states.check(rule, found[0], plans, tx.options)
     leaves, structure = jax.tree.flatten(params)
     joined = []
-    for plan, leaf, kept in zip(plans, leaves, states.corrections(found[0], len(plans)), strict=True):
-        if kept is None:
+    beside = jax.tree.leaves(found[0].correction) or [None] * len(plans)
+    for plan, leaf, kept in zip(plans, leaves, beside, strict=True):
+        if plan.correction is None:
             joined.append(load(leaf))
         else:
             joined.append(plan.rounding.join(*(unsigned(x).astype(jnp.uint32) for x in (leaf, kept))))

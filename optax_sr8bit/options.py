@@ -28,7 +28,7 @@ Shared keyword arguments:
   implementation: "xla", "triton", or None for the best that runs here.
   in_place: `update` returns objects that only `optax.apply_updates` (or `p + u`) can use, and which give it the new
     parameters without a further pass; both in one jit.
-  delta_dtype: dtype of the updates, by default that of the gradients.
+  delta_dtype: dtype of the updates, by default that of the gradients; float32 where a rounding keeps more bits.
 """
 
 

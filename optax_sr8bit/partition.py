@@ -147,6 +147,8 @@ def sums_over_explicit_axes(measure: Step, mesh: Any, block: int | None) -> Step
 
     def measured(*operands):
         shards = _shards(operands, _typed, sizes, block)
+        if _if_cut(shards, sizes) is None:  # a `vmap` over an axis that is cut itself knows no `shard_map`
+            return measure(*operands, shards=None)
         at, _ = _specs(shards, operands, sizes)
         on_a_device = jax.shard_map(
             lambda *operands: measure(*operands, shards=shards),

@@ -57,6 +57,16 @@ class LeafPlan:
         """The dtype of what the rounding keeps beside each parameter, or None."""
         return None if self.dtype == jnp.float32 else self.rounding.correction
 
+    @property
+    def correction_shape(self) -> tuple[int, ...]:
+        """Of that; of one unused byte a row where it keeps nothing, so that all leaves have an array."""
+        return scale_shape(self.shape, None) if self.correction is None else self.shape
+
+    @property
+    def correction_dtype(self) -> Any:
+        """Of that array."""
+        return jnp.uint8 if self.correction is None else self.correction
+
 
 def scale_shape(shape: tuple[int, ...], block: int | None) -> tuple[int, ...]:
     """The shape of the scales of a leaf of that shape: one a block, or one a row where there are no blocks."""

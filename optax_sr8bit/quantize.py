@@ -10,6 +10,7 @@ import optax
 from jax.core import Tracer
 
 from optax_sr8bit import codecs, seeds
+from optax_sr8bit.clipping import refuse_scale
 from optax_sr8bit.codecs import Codec
 from optax_sr8bit.manual import manual_axes, shards_of
 from optax_sr8bit.options import Options
@@ -134,6 +135,7 @@ def quantize_moments(
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> tuple[Any, Any]:
         if not isinstance(state, QuantizedState):
             raise ValueError(f"quantize_moments keeps a QuantizedState, got {type(state).__name__}; build it with init")
+        refuse_scale(extra_args)
         like = updates if params is None else params
         _refuse_pieces(like, extra_args.get("specs"), state.seed)
         slots = choice.slots(inner, jax.eval_shape(inner.init, _float32(like)), like)

@@ -81,6 +81,8 @@ class Report:
 
     @property
     def _comparison(self) -> str:
+        if not self.rule.moments:
+            return f"{3 * FLOAT32_BYTES:.3f} as float32 adamw"
         own = f"{self.float32_bytes_per_parameter:.3f} as float32 {self.rule.name}"
         return own if len(self.rule.moments) == 2 else f"{own}, {3 * FLOAT32_BYTES:.3f} as float32 adamw"
 
@@ -115,7 +117,7 @@ def explain(tx: Transformation, params: Any) -> Report:
     Raises:
       TypeError: for another transformation, or leaves that cannot be stepped.
     """
-    _require(tx)
+    require(tx)
     rule = tx.definition.rule
     leaves, plans = [], plan_tree(params, tx.options)
     cut = cut_blocks(plans, jax.tree.leaves(params))
@@ -143,7 +145,7 @@ def check(state: Any, tx: Transformation, params: Any = None) -> None:
       ValueError: says what differs, leaf by leaf.
       TypeError: where tx is no optimizer of this library.
     """
-    _require(tx)
+    require(tx)
     rule = tx.definition.rule
     found = states_in(state, rule)
     if not found:
@@ -156,6 +158,8 @@ def check(state: Any, tx: Transformation, params: Any = None) -> None:
             codes = getattr(one, rule.moments[0].name)
             tree = jax.tree.map(lambda code: jax.ShapeDtypeStruct(code.shape, jnp.bfloat16), codes)
         plans = plan_tree(tree, tx.options)
+        if params is None and tx.options.corrects:
+            raise ValueError("what a rounding keeps beside parameters depends on their dtypes: pass params=")
         if params is None and (pairs := [shown(plan.name) for plan in plans if plan.codec.bits == 4]):
             raise ValueError(f"codes of 4 bits do not tell how long rows are: pass params=, for {', '.join(pairs)}")
         states.check(rule, one, plans, tx.options)
@@ -199,7 +203,8 @@ def _codec(codec: Codec) -> str:
     return codecs.by_format(codec.format) if codec.power_of_two else codec.name
 
 
-def _require(tx: Any) -> None:
+def require(tx: Any) -> None:
+    """Raises a TypeError for what is no optimizer of this library."""
     if not isinstance(tx, Transformation):
         raise TypeError(
             f"expected an optimizer of optax_sr8bit, got {type(tx).__name__}; optax.chain and Optax's wrappers hide "

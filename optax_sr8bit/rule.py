@@ -45,7 +45,7 @@ def state_type(module: str, name: str, *moments: Moment, optax: Any = None) -> A
             *(f"  {moment}_scale: [..., ceil(n / block)], as the codec keeps scales." for moment in names),
             "  seed: uint32[2].",
             "  format: uint32[2 + leaves]: version, log2 of the block size, the codec of each leaf.",
-            "  correction: what the rounding keeps beside the parameters, or None.",
+            "  correction: what roundings keep beside parameters (an unused byte a row where nothing), or None.",
         ]
     )
     new.moments, new.optax = moments, optax

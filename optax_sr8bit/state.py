@@ -48,11 +48,9 @@ def init(rule: Rule, options: Options, params: Any) -> Any:
             scales.append(filled_like(leaf, plan.scale_shape, scale, plan.codec.scale_dtype))
         fields[moment.name] = jax.tree.unflatten(structure, codes)
         fields[moment.name + "_scale"] = jax.tree.unflatten(structure, scales)
-    beside = [
-        optax.MaskedNode() if p.correction is None else filled_like(leaf, p.shape, 0, p.correction)
-        for p, leaf in zip(plans, leaves, strict=True)
-    ]
     if options.corrects:  # whatever the parameters: Optax's placeholder of them has no leaves
+        pairs = zip(plans, leaves, strict=True)
+        beside = [filled_like(leaf, plan.correction_shape, 0, plan.correction_dtype) for plan, leaf in pairs]
         fields["correction"] = jax.tree.unflatten(structure, beside)
     words = [jnp.zeros([], jnp.int32), seeds.seed_words(options.seed), jnp.asarray(format_of(plans, options))]
     count, seed, fmt = (held_everywhere(x, leaves) for x in words)
@@ -77,38 +75,27 @@ def _first(moment: Moment, codec: Codec) -> tuple[int | float, int | float]:
 def arrays(rule: Rule, state: Any) -> tuple[tuple[tuple[Any, ...], ...], ...]:
     """Per moment, per leaf its codes and its scales, in the memory of the device.
 
-    Behind the codes, where the state has corrections, per leaf its own, or None.
+    Behind the codes, where the state has corrections, per leaf its own.
     """
-    codes, scales = (
+    of_codes, of_scales = _fields(rule, state)
+    return tuple(
         tuple(tuple(on_device(x) for x in jax.tree.leaves(getattr(state, field))) for field in fields)
-        for fields in rule.fields
+        for fields in (of_codes, of_scales)
     )
-    if state.correction is not None:
-        codes = (*codes, tuple(x if x is None else on_device(x) for x in corrections(state, 0)))
-    return codes, scales
 
 
-def corrections(state: Any, count: int) -> list[Any]:
-    """Per leaf what its rounding keeps beside it, or None; so many Nones where the state has no corrections."""
-    if state.correction is None:
-        return [None] * count
-    return [None if _is_masked(x) else x for x in jax.tree.leaves(state.correction, is_leaf=_is_masked)]
-
-
-def _is_masked(x: Any) -> bool:
-    return isinstance(x, optax.MaskedNode)
+def _fields(rule: Rule, state: Any) -> tuple[list[str], list[str]]:
+    """The state's fields of codes, with the corrections if there are any, and of scales."""
+    of_codes, of_scales = rule.fields
+    return of_codes if state.correction is None else [*of_codes, "correction"], of_scales
 
 
 def stepped(rule: Rule, state: Any, codes: Any, scales: Any) -> Any:
     """The state after a step: codes and scales as `arrays` gave them, in the memory where the old ones are."""
     new = {}
-    of_codes, of_scales = rule.fields
-    if state.correction is not None:
-        of_codes = [*of_codes, "correction"]
-    for fields, moments in ((of_codes, codes), (of_scales, scales)):
+    for fields, moments in zip(_fields(rule, state), (codes, scales), strict=True):
         for field, leaves in zip(fields, moments, strict=True):
             old, structure = jax.tree.flatten(getattr(state, field))
-            leaves = [x for x in leaves if x is not None]
             new[field] = jax.tree.unflatten(structure, [kept_with(x, y) for x, y in zip(leaves, old, strict=True)])
     count = kept_with(optax.safe_increment(on_device(state.count)), state.count)
     return state._replace(count=count, **new)
@@ -175,40 +162,29 @@ def check_leaves(rule: Rule, state: Any, plans: list[LeafPlan]) -> None:
       ValueError: names every array that differs.
     """
     wrong = []
+    arrays = []
     for moment in rule.moments:
-        for field, shape, dtype in (
-            (moment.name, lambda p: p.code_shape, lambda p: p.codec.code_dtype),
-            (moment.name + "_scale", lambda p: p.scale_shape, lambda p: p.codec.scale_dtype),
-        ):
-            leaves = named_leaves(getattr(state, field))
-            if other := differences(leaves, plans):
-                raise ValueError(
-                    f"state.{field} is of another tree than the parameters; {other}. Build it with tx.init(params)"
-                )
-            for plan, (name, leaf) in zip(plans, leaves, strict=True):
-                if tuple(leaf.shape) != shape(plan) or leaf.dtype != dtype(plan):
-                    expected = f"{jnp.dtype(dtype(plan))}{list(shape(plan))}"
-                    at = f"{field}/{name}".rstrip("/")
-                    wrong.append(f"{at} is {leaf.dtype}{list(leaf.shape)}, expected {expected}")
-    wrong += _check_corrections(state, plans)
+        arrays.append((moment.name, lambda p: p.code_shape, lambda p: p.codec.code_dtype))
+        arrays.append((moment.name + "_scale", lambda p: p.scale_shape, lambda p: p.codec.scale_dtype))
+    if state.correction is not None:
+        arrays.append(("correction", lambda p: p.correction_shape, lambda p: p.correction_dtype))
+    elif kept := [f"{shown(p.name)}: {p.rounding.name}" for p in plans if p.correction is not None]:
+        wrong.append(f"state.correction is None, but roundings keep something beside {', '.join(kept)}")
+    for field, shape, dtype in arrays:
+        leaves = named_leaves(getattr(state, field))
+        if other := differences(leaves, plans):
+            raise ValueError(
+                f"state.{field} is of another tree than the parameters; {other}. Build it with tx.init(params)"
+            )
+        for plan, (name, leaf) in zip(plans, leaves, strict=True):
+            if tuple(leaf.shape) != shape(plan) or leaf.dtype != dtype(plan):
+                expected = f"{jnp.dtype(dtype(plan))}{list(shape(plan))}"
+                at = f"{field}/{name}".rstrip("/")
+                wrong.append(f"{at} is {leaf.dtype}{list(leaf.shape)}, expected {expected}")
     if wrong:
         raise ValueError(
             "the state does not belong to these parameters and options: "
             + "; ".join(wrong)
-            + ". If codec, block_size or min_8bit_size have changed, sr8.checkpoint.convert(state, tx, params) "
-            "continues it; else give the optimizer the options that it was built with, or build it with tx.init(params)"
+            + ". If codec, block_size, min_8bit_size, rounding changed, sr8.checkpoint.convert(state, tx, params) "
+            "continues it; else give the optimizer the options it was built with, or build it with tx.init(params)"
         )
-
-
-def _check_corrections(state: Any, plans: list[LeafPlan]) -> list[str]:
-    """What is wrong with what the roundings keep beside parameters."""
-    found = corrections(state, len(plans))
-    if len(found) != len(plans):
-        return [f"correction has {len(found)} leaves, expected {len(plans)}"]
-    wrong = []
-    for plan, x in zip(plans, found, strict=True):
-        has = None if x is None else f"{x.dtype}{list(x.shape)}"
-        wanted = None if plan.correction is None else f"{jnp.dtype(plan.correction)}{list(plan.shape)}"
-        if has != wanted:
-            wrong.append(f"correction/{plan.name} is {has}, expected {wanted} for rounding {plan.rounding.name!r}")
-    return wrong

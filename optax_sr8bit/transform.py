@@ -89,7 +89,9 @@ def build(definition: Definition, options: Options) -> Transformation:
         kinds = []
         masks = [inputs.reached(mask, params) for mask in definition.masks]
         for plan, grad, *here in zip(plans, gradients, *masks, strict=True):
-            delta = None if door != "update" else jnp.dtype(options.delta_dtype or grad.dtype)
+            # What is kept beside a parameter belongs to the rounded one: a difference must lead there exactly.
+            default = grad.dtype if plan.correction is None else jnp.float32
+            delta = None if door != "update" else jnp.dtype(options.delta_dtype or default)
             how = (plan.codec, plan.rounding, plan.block, plan.dtype, grad.dtype, delta, grad_scale is not None)
             kinds.append(LeafSpec(rule, rule.flags_for(tuple(here)), *how))
         if options.implementation == "triton":

@@ -100,6 +100,15 @@ def test_the_norm_is_in_float32():
     assert_same_bits(clip.update(zeros, clip.init(zeros))[0], zeros)
 
 
+def test_a_link_of_optax_chain_refuses_grad_scale():
+    """It would see gradients that are scaled only later."""
+    params = tree(F32)
+    for link in (sr8.clip_by_global_norm(1.0), sr8.quantize_moments(optax.trace(0.9))):
+        tx = optax.chain(link, sr8.sgd(1.0))
+        with pytest.raises(ValueError, match=r"sr8\.chain"):
+            tx.update(grads_like(params, 0), tx.init(params), params, grad_scale=0.5)
+
+
 @pytest.mark.parametrize("max_norm", [0.0, -1.0, float("nan"), jnp.ones(2)], ids=str)
 def test_max_norm_must_be_positive(max_norm):
     with pytest.raises(ValueError, match="max_norm"):

@@ -117,8 +117,10 @@ def test_bytes_doors_and_compilations(factory, namesake, kwargs, size):
     by_step = run(step, params, state, 2)
     assert avals(by_step[1]) == before
     assert step._cache_size() == 1
-    by_update = run(door_1(tx, jit=True), params, state, 2)
+    by_update = run(door_1(factory(**kwargs, delta_dtype=F32), jit=True), params, state, 2)
     assert_same_bits(by_update[0], by_step[0])
+    grads = grads_like(params, 0)
+    assert tx.update(grads, state, params)[0]["w"].dtype == grads["w"].dtype  # as Optax's, for apply_if_finite
 
 
 def test_what_muon_and_adafactor_keep():

@@ -161,7 +161,7 @@ def packed(codes: Array, bits: int) -> Array:
         return codes
     odd = codes.shape[-1] % 2
     pairs = lax.pad(codes, jnp.uint8(0), [(0, 0, 0)] * (codes.ndim - 1) + [(0, odd, 0)])
-    pairs = pairs.reshape(*codes.shape[:-1], -1, 2)
+    pairs = pairs.reshape(*codes.shape[:-1], pairs.shape[-1] // 2, 2)
     return pairs[..., 0] | (pairs[..., 1] << 4)
 
 

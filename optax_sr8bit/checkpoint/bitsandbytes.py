@@ -81,6 +81,9 @@ def from_bitsandbytes(
     return target.fill(Moments("bitsandbytes", moments, count, None, leaves))
 
 
+KINDS = ("AdamState", "LionState", "ScaleByAdamState", "ScaleByLionState")
+
+
 def to_bitsandbytes(
     state: Any,
     names: Names,
@@ -135,8 +138,9 @@ def _reachable(x: jax.Array) -> bool:
 
 
 def _check_kind(moments: Moments) -> None:
-    if unknown := set(moments.names) - set(MOMENTS):
-        raise ValueError(f"{moments.kind} has no counterpart in bitsandbytes, which keeps no {', '.join(unknown)}")
+    unknown = set(moments.names) - set(MOMENTS)
+    if unknown or moments.kind not in KINDS:
+        raise ValueError(f"{moments.kind} is not read from nor written for bitsandbytes: only Adam and Lion are")
 
 
 def _keys(names: Names, leaves: Iterable[str]) -> dict[str, int | str]:

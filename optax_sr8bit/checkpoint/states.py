@@ -13,6 +13,7 @@ from optax_sr8bit import optimizers
 from optax_sr8bit.checkpoint.moments import FLOAT32, Layout, Leaf
 from optax_sr8bit.codecs import CODECS, BlockCodec, Codec
 from optax_sr8bit.plan import named_leaves, shown
+from optax_sr8bit.quantize import QuantizedState
 from optax_sr8bit.rule import Moment
 from optax_sr8bit.seeds import noise_name
 from optax_sr8bit.state import VERSION
@@ -50,7 +51,7 @@ class Moments:
 
 def has_moments(x: Any) -> bool:
     """Whether x itself is a state with moments: one of this library's, or one of Optax's that has the same."""
-    return _is_ours(x) or isinstance(x, tuple(OPTAX))
+    return (_is_ours(x) and bool(type(x).moments)) or isinstance(x, tuple(OPTAX))
 
 
 def moments_of(state: Any) -> tuple[Moment, ...]:
@@ -65,6 +66,12 @@ def find(tree: Any, what: str) -> Any:
     Raises:
       ValueError: where there is none, or more than one.
     """
+    is_quantized = lambda x: isinstance(x, QuantizedState)  # noqa: E731
+    if any(map(is_quantized, jax.tree.leaves(tree, is_leaf=is_quantized))):
+        raise ValueError(
+            f"{what} holds a QuantizedState of quantize_moments, which cannot be converted: keep the arguments that it "
+            "was built with, or begin anew with tx.init(params)"
+        )
     found = [
         (jax.tree_util.keystr(path), leaf)
         for path, leaf in jax.tree_util.tree_flatten_with_path(tree, is_leaf=has_moments)[0]
@@ -99,6 +106,8 @@ def read(
     """
     ours, kind, moments = _is_ours(state), type(state).__name__, moments_of(state)
     names = tuple(moment.name for moment in moments)
+    if not names:
+        raise ValueError(f"{what}: this {kind} keeps no moments, so there is nothing to convert; use tx.init(params)")
     shapes = {} if shapes is None else shapes
     small = [state.count, state.seed, state.format] if ours else [state.count]
     if any(isinstance(x, Tracer | jax.ShapeDtypeStruct) for x in small):

@@ -9,7 +9,9 @@ import optax
 from optax_sr8bit.composite import composite
 
 
-@composite(optax.adafactor, select={"0/v*": None})  # the second moment is the first link's, factored or not
+@composite(
+    optax.adafactor, select={"0/v*": None}, rates=("momentum",)
+)  # the second moment is the first link's, factored or not
 def adafactor(
     learning_rate: optax.ScalarOrSchedule | None = None,
     min_dim_size_to_factor: int = 128,

@@ -47,7 +47,7 @@ def ademamix(
     eps: jax.typing.ArrayLike = 1e-8,
     eps_root: jax.typing.ArrayLike = 0.0,
     mu_dtype: None = None,
-    weight_decay: jax.typing.ArrayLike = 0.0,
+    weight_decay: optax.ScalarOrSchedule = 0.0,
     mask: Any = None,
 ) -> Definition:
     r"""AdEMAMix with three 8-bit moments and stochastically rounded parameters.

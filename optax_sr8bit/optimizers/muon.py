@@ -10,7 +10,7 @@ import optax.contrib
 from optax_sr8bit.composite import composite
 
 
-@composite(optax.contrib.muon)
+@composite(optax.contrib.muon, rates=("beta", "adam_b1", "adam_b2"))
 def muon(
     learning_rate: optax.ScalarOrSchedule,
     ns_coeffs: tuple[Any, ...] | str = (3.4445, -4.7750, 2.0315),

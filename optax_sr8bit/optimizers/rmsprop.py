@@ -103,6 +103,8 @@ def rmsprop(
       Hinton, Neural Networks for Machine Learning, lecture 6e, 2012; Graves, Generating Sequences With Recurrent Neural
       Networks, 2013, https://arxiv.org/abs/1308.0850
     """
+    if nesterov and momentum is None:
+        raise ValueError("nesterov=True needs a momentum")
     nu = NU._replace(initial=initial_scale)
     moments = (nu, *((MU,) if centered else ()), *(() if momentum is None else (TRACE,)))
     flags = (centered, momentum is not None, nesterov, eps_in_sqrt)

@@ -11,7 +11,7 @@ from optax_sr8bit.composite import composite
 from optax_sr8bit_kernels.xla import load
 
 
-@composite(optax.contrib.schedule_free_adamw)
+@composite(optax.contrib.schedule_free_adamw, rates=("b1", "b2"))
 def schedule_free_adamw(
     learning_rate: jax.typing.ArrayLike = 0.0025,
     warmup_steps: int | None = None,

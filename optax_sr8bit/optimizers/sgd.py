@@ -69,6 +69,8 @@ def sgd(
     References:
       Sutskever et al., On the Importance of Initialization and Momentum in Deep Learning, 2013
     """
+    if nesterov and momentum is None:
+        raise ValueError("nesterov=True needs a momentum")
     moments = () if momentum is None else (TRACE,)
     rule = Rule("sgd", moments, SgdState, scalars, update, flags=(nesterov,))
     hyper = {"learning_rate": learning_rate, "momentum": 0.0 if momentum is None else momentum}
