@@ -125,7 +125,9 @@ def _adapted(spec: LeafSpec, shards, operands) -> tuple[LeafSpec, jax.Array]:
     own = [jnp.stack(spec.rule.adapt(tuple(jnp.sqrt(norms)), scalars, spec.flags)) for norms in sums]
     words = jax.lax.bitcast_convert_type(jnp.stack(own), jnp.uint32)
     spec = dataclasses.replace(spec, leaf_scalars=words.shape[1])
-    return spec, jnp.concatenate([jnp.asarray(names), words], axis=1)
+    # In an ensemble over a mesh the scalars are cut and the names are not: what is joined must be alike.
+    names = jnp.asarray(names) | (words[:, :1] ^ words[:, :1])
+    return spec, jnp.concatenate([names, words], axis=1)
 
 
 def _sums_of_squares(params, grads, codes, scales, control, names, *, spec: LeafSpec, shards):

@@ -138,7 +138,7 @@ def quantize_moments(
         refuse_scale(extra_args)
         like = updates if params is None else params
         _refuse_pieces(like, extra_args.get("specs"), state.seed)
-        slots = choice.slots(inner, jax.eval_shape(inner.init, _float32(like)), like)
+        slots = choice.slots(inner, jax.eval_shape(lambda p: inner.init(_float32(p)), like), like)
         arrays, structure = jax.tree.flatten(state.inner)
         scales = jax.tree.leaves(state.scale)
         _check(state, slots, arrays, scales, options)
