@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax.core import Tracer
 
 from optax_sr8bit.manual import manual_axes, tracked, varying
 from optax_sr8bit.plan import named_leaves, shown
@@ -98,14 +99,13 @@ def clip_by_global_norm(max_norm: Any) -> GradientScale:
     References:
       Pascanu et al., On the Difficulty of Training Recurrent Neural Networks, 2013, https://arxiv.org/abs/1211.5063
     """
-    if not isinstance(max_norm, jax.core.Tracer) and not (jnp.ndim(max_norm) == 0 and float(max_norm) > 0):
+    if not isinstance(max_norm, Tracer) and not (jnp.ndim(max_norm) == 0 and float(max_norm) > 0):
         raise ValueError(f"max_norm must be a positive number, got {max_norm!r}")
 
     def scale(gradients: Any, before: jax.Array | None) -> jax.Array:
         norm = global_norm(gradients)
-        if before is None:
-            before = jnp.float32(1)
-        norm = norm * jnp.abs(before)
-        return jnp.where(norm < max_norm, before, before * (max_norm / norm))
+        factor = jnp.float32(1) if before is None else before
+        norm = norm * jnp.abs(factor)
+        return jnp.where(norm < max_norm, factor, factor * (max_norm / norm))
 
     return GradientScale(scale)

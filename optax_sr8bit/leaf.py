@@ -56,7 +56,8 @@ class LeafSpec:
     @property
     def fits_kernel(self) -> bool:
         """Whether the Triton kernel knows all dtypes; XLA steps the others (float64 and 8-bit gradients)."""
-        return self.grad_dtype in KERNEL_DTYPES and self.result_dtype in KERNEL_DTYPES | EIGHT_BITS
+        grad, result = jnp.dtype(self.grad_dtype), jnp.dtype(self.result_dtype)
+        return grad in KERNEL_DTYPES and result in KERNEL_DTYPES | EIGHT_BITS
 
     @property
     def corrected(self) -> bool:
@@ -114,6 +115,7 @@ def _step_leaf(param, grad, codes, scales, control, name, *, spec: LeafSpec, sha
 
 def _adapted(spec: LeafSpec, shards, operands) -> tuple[LeafSpec, jax.Array]:
     """The spec and the names with the scalars of each leaf, which depend on norms over the whole of it."""
+    assert spec.rule.adapt is not None
     mesh = partition.explicit_mesh(operands[0]) if shards is None else None
     measure = functools.partial(_sums_of_squares, spec=spec)
     if mesh is None:

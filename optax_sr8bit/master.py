@@ -46,7 +46,7 @@ def master_params(tx: Transformation, params: Any, state: Any) -> Any:
     joined = []
     beside = jax.tree.leaves(found[0].correction) or [None] * len(plans)
     for plan, leaf, kept in zip(plans, leaves, beside, strict=True):
-        if plan.correction is None:
+        if plan.correction is None or plan.rounding.join is None:
             joined.append(load(leaf))
         else:
             joined.append(plan.rounding.join(*(unsigned(x).astype(jnp.uint32) for x in (leaf, kept))))

@@ -69,11 +69,12 @@ class Options:
     @property
     def corrects(self) -> bool:
         """Whether any leaf may have a rounding that keeps something beside it."""
-        choice = self.rounding
+        choice: Any = self.rounding
         if isinstance(choice, Mapping):
             return any(rounding.get(value).correction is not None for value in choice.values())
-        is_function = callable(choice) and not isinstance(choice, Rounding)
-        return is_function or rounding.get(choice).correction is not None
+        if isinstance(choice, str | Rounding):
+            return rounding.get(choice).correction is not None
+        return True  # a function, which may choose any
 
 
 def _check_choice(argument: str, choice: Any, get: Callable[[Any], Any]) -> None:

@@ -34,7 +34,7 @@ def state_type(module: str, name: str, *moments: Moment, optax: Any = None) -> A
     """
     names = [moment.name for moment in moments]
     fields = ["count", *names, *(moment + "_scale" for moment in names), "seed", "format", "correction"]
-    new = collections.namedtuple(name, fields, defaults=[None] * (len(fields) - 1), module=module)
+    new: Any = collections.namedtuple(name, fields, defaults=[None] * (len(fields) - 1), module=module)
     new.__doc__ = "\n".join(
         [
             "State of an optimizer; trees have the structure of the parameters.",

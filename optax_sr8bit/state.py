@@ -67,7 +67,8 @@ def _first(moment: Moment, codec: Codec) -> tuple[int | float, int | float]:
         with jax.ensure_compile_time_eval():
             x = jnp.full((1, 1), moment.initial, jnp.float32)
             place = (jnp.zeros((1, 1), jnp.uint32),) * 2
-            (codes,), (scales,) = tile.encode((x,), (x,), place, (), tile.recoding((moment,), codec))
+            encoded: Any = tile.encode((x,), (x,), place, (), tile.recoding((moment,), codec))
+            (codes,), (scales,) = encoded
             first, scale = int(codes[0, 0]), scales[0, 0].item()
     return first | first << 4 if codec.bits == 4 else first, scale
 

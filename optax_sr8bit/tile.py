@@ -78,8 +78,8 @@ class Parts:
     round_to: Callable
     corrected: bool
     kept_bits: int
-    rest: Callable
-    join: Callable
+    rest: Callable | None
+    join: Callable | None
     differs: bool
     param_bits: int
     widen: Callable

@@ -55,7 +55,7 @@ def chain(*transforms: optax.GradientTransformation) -> Transformation:
         if fused and factor is not None:
             grads, factor = scaled(grads, factor), None
         for i, link in enumerate(links):
-            if i < fused:
+            if i < fused or not isinstance(link, GradientScale):
                 grads, new = link.update(grads, state[i], params, **extra_args)
             else:
                 factor, new = link.scale(grads, factor), state[i]

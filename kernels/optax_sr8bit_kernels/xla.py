@@ -58,7 +58,7 @@ def step_leaf(
 
     n, place = param.shape[-1], coordinates(param.shape, shard)
     codes, kept = (codes[:-1], codes[-1]) if parts.corrected else (codes, None)
-    pattern = () if kept is None else unsigned(kept).astype(jnp.uint32)
+    pattern: Any = () if kept is None else unsigned(kept).astype(jnp.uint32)
     if block is None:
         stored, rest, moments = parts.advance(
             load(param), load(grad), tuple(codes), tuple(scales), pattern, place, scalars, grad_scale, words, parts
@@ -135,7 +135,7 @@ def sums_of_squares(
     """
     n = param.shape[-1] if param.ndim else 1
     codes, kept = (codes[:-1], codes[-1]) if parts.corrected else (codes, None)
-    pattern = () if kept is None else unsigned(kept).astype(jnp.uint32)
+    pattern: Any = () if kept is None else unsigned(kept).astype(jnp.uint32)
     tile = [load(param), load(grad), tuple(codes), tuple(scales), pattern]
     if block is not None:
         unpacking = zip(codes, parts.zeros, strict=True)

@@ -36,7 +36,8 @@ def decayed(param, grad, scalars, zero, flags):
 def adapt(norms: tuple[jax.Array, ...], scalars: tuple[jax.Array, ...], flags: tuple[bool, ...]) -> tuple[jax.Array]:
     """The trust ratio with its coefficient, 1 where its mask does not reach."""
     _, _, coefficient, eps, _ = scalars
-    return (trust_ratio(*norms, coefficient, eps) if flags[1] else jnp.float32(1),)
+    param_norm, step_norm = norms
+    return (trust_ratio(param_norm, step_norm, coefficient, eps) if flags[1] else jnp.float32(1),)
 
 
 def update(param, grad, moments, floors, scalars, zero, flags):
