@@ -62,7 +62,7 @@ class LeafSpec:
     @property
     def corrected(self) -> bool:
         """Whether the rounding keeps something beside each parameter."""
-        return self.rounding.correction is not None and self.dtype != jnp.float32
+        return self.rounding.correction_of(self.dtype) is not None
 
     def parts(self) -> tile.Parts:
         """The static half of the tile functions."""

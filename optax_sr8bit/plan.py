@@ -55,7 +55,7 @@ class LeafPlan:
     @property
     def correction(self) -> Any:
         """The dtype of what the rounding keeps beside each parameter, or None."""
-        return None if self.dtype == jnp.float32 else self.rounding.correction
+        return self.rounding.correction_of(self.dtype)
 
     @property
     def correction_shape(self) -> tuple[int, ...]:

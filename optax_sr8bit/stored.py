@@ -15,13 +15,13 @@ from optax_sr8bit.rule import Moment
 from optax_sr8bit_kernels.names import block_max, maximum, unfused
 from optax_sr8bit_kernels.xla import (
     coordinates,
+    from_stored,
     into_blocks,
     load,
     out_of_blocks,
-    packed,
     placed_like,
     store,
-    unpacked,
+    to_stored,
     unsigned,
 )
 
@@ -94,9 +94,7 @@ def decode(code: jax.Array, scale: jax.Array, count: jax.Array, *, how: Storage)
     if how.block is None:
         return load(code)
     n, parts = how.shape[-1], how.parts()
-    codes = into_blocks(unpacked(code, parts.code_bits, n), how.block, parts.zeros[0]).astype(jnp.uint32)
-    scales = jnp.expand_dims(scale.astype(jnp.uint32) if parts.power_of_two else scale, -1)
-    (value,), (floor,) = map(list, tile.decode((codes,), (scales,), parts))
+    (value,), (floor,) = map(list, tile.decode(*from_stored(parts, (code,), (scale,), n, how.block), parts))
     value = unfused(value if how.signed else maximum(value, floor), count.astype(jnp.uint32) >> 31)
     return out_of_blocks(value, n)
 
@@ -115,9 +113,9 @@ def encode(value: jax.Array, words: Any, *, how: Storage) -> tuple[jax.Array, ja
     place = (jnp.zeros(how.shape, jnp.uint32),) if words is None else coordinates(how.shape)
     value, *place = (into_blocks(x, how.block) for x in (value, *place))
     parts = how.parts(nearest=words is None)
-    (code,), (scale,) = map(list, tile.encode((value,), block_max((value,)), tuple(place), words or (), parts))
-    code = packed(out_of_blocks(code, how.shape[-1]).astype(jnp.uint8), parts.code_bits)
-    return code, jnp.squeeze(scale, -1).astype(how.scale_dtype)
+    encoded: Any = tile.encode((value,), block_max((value,)), tuple(place), words or (), parts)
+    (code,), (scale,) = to_stored(parts, *encoded, how.shape[-1])
+    return code, scale
 
 
 def _unscaled(value: jax.Array, words: Any, how: Storage) -> jax.Array:

@@ -240,7 +240,8 @@ def parts(
     codes = [codec.code(moment.signed) for moment in rule.moments]
     dithers = tuple(codec.dither_word(moment.signed) for moment in rule.moments)
     dtype = jnp.dtype(dtype)
-    corrected = how.correction is not None and dtype != jnp.float32
+    correction = how.correction_of(dtype)
+    corrected = correction is not None
     return Parts(
         advance=advance,
         encode=encode,
@@ -253,7 +254,7 @@ def parts(
         draw=bits.parameter_bits if how.random and dtype != jnp.float32 else bits.half_code,
         round_to=unrounded if dtype == jnp.float32 else how.encoders[dtype.name],
         corrected=corrected,
-        kept_bits=8 * jnp.dtype(how.correction).itemsize if corrected else 0,
+        kept_bits=8 * jnp.dtype(correction).itemsize if corrected else 0,
         rest=how.rest if corrected else nothing,
         join=how.join if corrected else nothing,
         differs=delta_dtype is not None,

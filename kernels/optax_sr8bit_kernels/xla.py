@@ -72,11 +72,7 @@ def step_leaf(
         return parts.advance(
             load(into_blocks(param, block)),
             load(into_blocks(grad, block)),
-            tuple(
-                into_blocks(unpacked(c, parts.code_bits, n), block, z).astype(jnp.uint32)
-                for c, z in zip(codes, parts.zeros, strict=True)
-            ),
-            tuple(lax.expand_dims(s.astype(jnp.uint32) if parts.power_of_two else s, (s.ndim,)) for s in scales),
+            *from_stored(parts, codes, scales, n, block),
             into_blocks(pattern, block) if parts.corrected else (),
             place,
             scalars,
@@ -92,10 +88,7 @@ def step_leaf(
     _, _, again = advance(*lax.optimization_barrier((grad, codes, scales)))
     new_codes, new_scales = parts.encode(finite(moments), block_max(finite(again)), place, words, parts)
     result = store(out_of_blocks(stored, n), result_dtype)
-    new_codes = tuple(packed(out_of_blocks(c, n).astype(jnp.uint8), parts.code_bits) for c in new_codes)
-    new_scales = tuple(lax.squeeze(s, (s.ndim - 1,)) for s in new_scales)
-    if parts.power_of_two:
-        new_scales = tuple(s.astype(jnp.uint8) for s in new_scales)
+    new_codes, new_scales = to_stored(parts, new_codes, new_scales, n)
     if kept is not None:
         codes, new_codes = (*codes, kept), (*new_codes, store(out_of_blocks(rest, n), kept.dtype))
     zero = words[2] >> 31  # the steps taken before are an int32 count and never negative, which no compiler knows
@@ -138,9 +131,7 @@ def sums_of_squares(
     pattern: Any = () if kept is None else unsigned(kept).astype(jnp.uint32)
     tile = [load(param), load(grad), tuple(codes), tuple(scales), pattern]
     if block is not None:
-        unpacking = zip(codes, parts.zeros, strict=True)
-        tile[2] = tuple(into_blocks(unpacked(c, parts.code_bits, n), block, z).astype(jnp.uint32) for c, z in unpacking)
-        tile[3] = tuple(lax.expand_dims(s.astype(jnp.uint32) if parts.power_of_two else s, (s.ndim,)) for s in scales)
+        tile[2], tile[3] = from_stored(parts, codes, scales, n, block)
         tile[0], tile[1], tile[4] = (x if isinstance(x, tuple) else into_blocks(x, block) for x in (*tile[:2], tile[4]))
     return jnp.stack([total(x * x) for x in parts.measured(*tile, scalars, grad_scale, zero, parts)])
 
@@ -153,6 +144,36 @@ def total(x: Array) -> Array:
     for _ in range(x.ndim):
         x = jnp.sum(x, axis=-1)
     return x
+
+
+def from_stored(
+    parts: Any, codes: Sequence[Array], scales: Sequence[Array], n: int, block: int
+) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
+    """Codes and scales as the tile functions take them: [..., blocks, block] and [..., blocks, 1].
+
+    Args:
+      parts: see `step_leaf`.
+      codes: per moment as they are stored.
+      scales: likewise.
+      n: length of the leaf's rows.
+      block: the block's length.
+    """
+    loaded = zip(codes, parts.zeros, strict=True)
+    return (
+        tuple(into_blocks(unpacked(c, parts.code_bits, n), block, z).astype(jnp.uint32) for c, z in loaded),
+        tuple(lax.expand_dims(s.astype(jnp.uint32) if parts.power_of_two else s, (s.ndim,)) for s in scales),
+    )
+
+
+def to_stored(
+    parts: Any, codes: Sequence[Array], scales: Sequence[Array], n: int
+) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
+    """Codes and scales as they are stored, from what the tile function `encode` returns; undoes `from_stored`."""
+    squeezed = (lax.squeeze(s, (s.ndim - 1,)) for s in scales)
+    return (
+        tuple(packed(out_of_blocks(c, n).astype(jnp.uint8), parts.code_bits) for c in codes),
+        tuple(s.astype(jnp.uint8) if parts.power_of_two else s for s in squeezed),
+    )
 
 
 def packed(codes: Array, bits: int) -> Array:

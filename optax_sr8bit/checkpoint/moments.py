@@ -13,7 +13,7 @@ from optax_sr8bit.codecs import Codec, Float32
 from optax_sr8bit.plan import scale_shape
 from optax_sr8bit.rule import Moment
 from optax_sr8bit_kernels.names import block_max, finite
-from optax_sr8bit_kernels.xla import into_blocks, out_of_blocks, packed, unpacked
+from optax_sr8bit_kernels.xla import from_stored, into_blocks, out_of_blocks, to_stored
 
 FLOAT32 = Float32()
 
@@ -113,12 +113,8 @@ def _decode(
     """As a step begins."""
     assert source.block is not None
     n, parts = source.shape[-1], tile.recoding(moments, source.codec)
-    blocks = [
-        into_blocks(unpacked(c, parts.code_bits, n), source.block, zero).astype(jnp.uint32)
-        for c, zero in zip(codes, parts.zeros, strict=True)
-    ]
-    scales = tuple(jnp.expand_dims(s.astype(jnp.uint32) if parts.power_of_two else s, -1) for s in scales)
-    return tuple(out_of_blocks(x, n) for x in tile.decode(tuple(blocks), scales, parts)[0])
+    values, _ = tile.decode(*from_stored(parts, codes, scales, n, source.block), parts)
+    return tuple(out_of_blocks(x, n) for x in values)
 
 
 def _encode(values: tuple[Any, ...], target: Layout, moments: tuple[Moment, ...]) -> tuple[Any, Any]:
@@ -127,5 +123,4 @@ def _encode(values: tuple[Any, ...], target: Layout, moments: tuple[Moment, ...]
     n, parts = target.shape[-1], tile.recoding(moments, target.codec)
     tiles = tuple(into_blocks(x, target.block) for x in values)
     codes, scales = tile.encode(tiles, block_max(tiles), (jnp.zeros(tiles[0].shape, jnp.uint32),), (), parts)
-    codes = tuple(packed(out_of_blocks(c, n).astype(jnp.uint8), parts.code_bits) for c in codes)
-    return codes, tuple(jnp.squeeze(s, -1).astype(target.codec.scale_dtype) for s in scales)
+    return to_stored(parts, codes, scales, n)

@@ -5,6 +5,8 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
+import jax.numpy as jnp
+
 
 @dataclasses.dataclass(frozen=True)
 class Rounding(abc.ABC):
@@ -27,3 +29,7 @@ class Rounding(abc.ABC):
     correction: ClassVar[Any] = None
     rest: ClassVar[Callable | None] = None
     join: ClassVar[Callable | None] = None
+
+    def correction_of(self, dtype: Any) -> Any:
+        """The dtype of what is kept beside a parameter of that dtype, or None: float32 is stored as it is."""
+        return None if dtype == jnp.float32 else self.correction
