@@ -114,7 +114,8 @@ def encode(value: jax.Array, words: Any, *, how: Storage) -> tuple[jax.Array, ja
     value, *place = (into_blocks(x, how.block) for x in (value, *place))
     parts = how.parts(nearest=words is None)
     encoded: Any = tile.encode((value,), block_max((value,)), tuple(place), words or (), parts)
-    (code,), (scale,) = to_stored(parts, *encoded, how.shape[-1])
+    codes, scales = encoded
+    (code,), (scale,) = to_stored(parts, codes, scales, how.shape[-1])
     return code, scale
 
 
