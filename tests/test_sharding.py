@@ -286,6 +286,7 @@ def launches(monkeypatch):
                 [moment[i] for moment in codes],
                 [moment[i] for moment in scales],
                 tuple(jax.lax.bitcast_convert_type(control[:-3], F32)),
+                1.0,
                 (*control[-3:], *names[i]),
                 result_dtype=result_dtype,
                 block=block,
