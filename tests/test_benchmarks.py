@@ -165,7 +165,7 @@ def test_small_steps_are_timed_in_longer_loops():
 
 def test_bad_command_lines_are_refused(capsys):
     for options, told in {
-        ("--only", "sgd"): "--only sgd: no such contestant",
+        ("--only", "novograd"): "--only novograd: no such contestant",
         ("--shapes", "gpt5"): "gpt5",
         ("--rounds", "0"): "must be positive",
     }.items():
