@@ -1,0 +1,243 @@
+"""The page of the study and its figures, from the records alone; the same records give the same bytes.
+
+python examples/study/report.py [--records DIR] [--page docs/evidence.md]
+"""
+
+import argparse
+import json
+import string
+import tomllib
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import report_figures as figures
+import report_tables as tables
+from pairs import REFERENCE, Judged, Rows, differences, estimate, judged, paired, rates_of, values
+
+HERE = Path(__file__).resolve().parent
+PAGE = HERE.parents[1] / "docs" / "evidence.md"
+TRAINING = ("pretrain", "finetune", "restart", "digits", "h200_adamw", "h200_lion")
+LANGUAGE = ("pretrain", "finetune", "h200_adamw", "h200_lion")
+OTHERS = ("closed_form", "stale_moments")
+MISSING = "*Not measured yet.*"
+LEAF_ARMS = ("nearest/float32", "stochastic/offset")
+
+
+class Names(dict[str, str]):
+    """What `page.md` may name. A number that no record gives reads so; any other unknown name is an error."""
+
+    NUMBERS = ("gap_", "loss_", "ratio_", "lost_", "moved_", "applied_")
+
+    def __missing__(self, name: str) -> str:
+        if name.startswith(self.NUMBERS):
+            return "(not measured yet)"
+        raise KeyError(name)
+
+
+def load(folder: Path) -> dict[str, dict[str, Any]]:
+    """The records that are there, by experiment in a fixed order, rows in the order of their cells."""
+    found = {}
+    for name in (*OTHERS, *TRAINING):
+        path = folder / f"{name}.json"
+        if path.exists():
+            found[name] = json.loads(path.read_text(encoding="utf-8"))
+            found[name]["rows"].sort(key=lambda row: json.dumps(row["cell"], sort_keys=True))
+    return found
+
+
+def environments(records: dict[str, dict[str, Any]]) -> str:
+    """A line for each environment in which rows of an experiment were made."""
+    lines = []
+    for name, record in records.items():
+        for number in sorted({row.get("environment", 0) for row in record["rows"]}):
+            place = record["environments"][number]
+            made = sum(row.get("environment", 0) == number for row in record["rows"])
+            told = [f"{place.get('device') or 'device unknown'}"]
+            told += [str(place["processor"])] if place.get("processor") else []
+            told += [f"driver {place['driver']}"] if place.get("driver") else []
+            told.append(", ".join(f"{package} {version}" for package, version in place.get("versions", {}).items()))
+            told.append(f"commit {place.get('commit') or 'unknown'}")
+            lines.append(f"- {name}, {made} {'run' if made == 1 else 'runs'}: " + "; ".join(filter(None, told)))
+    return "\n".join(lines)
+
+
+def verdicts(found: list[Judged]) -> str:
+    """How many claims of each kind came out how, and by name those that were not shown."""
+    lines = []
+    for kind, meaning in (
+        ("equivalent", "within the margin of FP32"),
+        ("worse", "worse than FP32 by more than the margin"),
+    ):
+        mine = [one for one in found if one.claim["kind"] == kind]
+        shown, measured = (sum(one.verdict in kinds for one in mine) for kinds in (("shown",), ("shown", "not shown")))
+        if mine:
+            lines.append(f"- *{meaning}*: {shown} of {measured} measured claims shown, {len(mine)} registered")
+        for one in (one for one in mine if one.verdict == "not shown"):
+            place = f"`{one.claim['arm']}` in {one.claim['experiment']} at rate × {one.claim['rate']}"
+            lines.append(f"  - not shown: {place}, {tables.gap(one.estimate)} nats")
+    return "\n".join(lines)
+
+
+def high_table(rows: Rows) -> str:
+    rates = [rate for rate in rates_of(rows) if Fraction(rate) >= 1]
+    return tables.gap_table(rows, [arm for arm in tables.arms_of(rows) if arm in (REFERENCE, *LEAF_ARMS)], rates=rates)
+
+
+def kept_table(rows: Rows) -> str:
+    """FP32 weights, with moments in 8 bits."""
+    arms = [arm for arm in tables.arms_of(rows) if arm.startswith("float32/")]
+    return tables.gap_table(rows, arms) if len(arms) > 1 else ""
+
+
+def momentum_table(rows: Rows) -> str:
+    lines = []
+    for weights in tables.WEIGHTS:
+        arms = [f"{weights}/bfloat16_{rounding}" for rounding in ("nearest", "stochastic")]
+        for rate in rates_of(rows):
+            between = estimate(differences(rows, arms[1], arms[0], rate))
+            against = [estimate(differences(rows, arm, REFERENCE, rate)) for arm in arms]
+            if any((between, *against)):
+                lines.append([weights, rate, *(tables.gap(found) for found in (*against, between))])
+    header = ["weights", "rate", "momentum to nearest − FP32", "stochastic momentum − FP32", "stochastic − nearest"]
+    return tables.markdown(header, lines)
+
+
+def dynamic_table(rows: Rows) -> str:
+    """Against FP32 at the same rate, and against FP32 at the rate at which FP32 is best."""
+    home = {rate: values(rows, REFERENCE, rate) for rate in rates_of(rows, REFERENCE)}
+    means = {rate: float(np.mean(list(losses.values()))) for rate, losses in home.items() if losses}
+    if not means:
+        return ""
+    best = min(means, key=lambda rate: means[rate])
+    lines = []
+    for arm in (arm for arm in tables.arms_of(rows) if arm.endswith("/dynamic")):
+        for rate in rates_of(rows, arm):
+            same = estimate(differences(rows, arm, REFERENCE, rate))
+            tuned = estimate(paired(values(rows, arm, rate), home[best]))
+            root = tables.probe_mean(rows, arm, rate, "root_nu")
+            lines.append([f"`{arm}`", rate, tables.gap(same), tables.gap(tuned), tables.text(root, 3)])
+    header = ["arm", "rate", "− FP32 at this rate", f"− FP32 at its best (× {best})", "√ν / FP32's"]
+    return tables.markdown(header, lines)
+
+
+def link(entry: dict[str, Any], name: str) -> str:
+    return f"[{entry[name]}]({entry['source']})"
+
+
+def points_table(points: list[dict[str, Any]]) -> str:
+    lines = []
+    for number, point in enumerate(points, 1):
+        low, high = point["ratio"]
+        ratio = tables.text(low, 3) if low == high else f"{tables.text(low, 3)} to {tables.text(high, 3)}"
+        setting = f"{point['model']}; {point['optimizer']}" + (f"; {point['remark']}" if point["remark"] else "")
+        rate = tables.text(point["learning_rate"])
+        lines.append([str(number), link(point, "label"), setting, rate, ratio, point["loss"], _published_gap(point)])
+    return tables.markdown(["", "point", "setting", "learning rate", "ratio", "loss", "gap of nearest, nats"], lines)
+
+
+def _published_gap(point: dict[str, Any]) -> str:
+    return f"{tables.signed(point['gap'], 3)} to {'FP32' if point['against'] == 'FP32' else 'SR'}"
+
+
+def reports_table(reports: list[dict[str, Any]]) -> str:
+    lines = (
+        [
+            link(one, "report"),
+            one["setting"],
+            tables.text(one["learning_rate"]),
+            one["said"],
+            one["finding"],
+            one["ratio"],
+        ]
+        for one in reports
+    )
+    return tables.markdown(["report", "setting", "learning rate", "what it says", "finding", "update / spacing"], lines)
+
+
+def other_table(rows: Rows) -> str:
+    """All keys of cells and all plain values of results."""
+    cells = dict.fromkeys(key for row in rows for key in row["cell"])
+    plain = str | int | float
+    results = dict.fromkeys(key for row in rows for key, value in row["result"].items() if isinstance(value, plain))
+    return tables.laid_out(rows, {key: key for key in cells}, {key: key for key in results})
+
+
+def numbers(rows_of: dict[str, Rows]) -> dict[str, str]:
+    """`gap_pretrain_nearest_float32_1_10`, and so on: means, for sentences."""
+    found = {}
+    for experiment, rows in rows_of.items():
+        for arm in tables.arms_of(rows):
+            for rate in rates_of(rows, arm):
+                end = f"{experiment}_{arm}_{rate}".replace("/", "_")
+                difference = estimate(differences(rows, arm, REFERENCE, rate))
+                if difference:
+                    found[f"gap_{end}"] = tables.signed(difference.mean)
+                found[f"loss_{end}"] = f"{np.mean(list(values(rows, arm, rate).values())):.4f}"
+                for key in ("ratio", "lost", "moved", "applied"):
+                    mean = tables.probe_mean(rows, arm, rate, key)
+                    if mean is not None:
+                        found[f"{key}_{end}"] = tables.text(mean, 3)
+    return found
+
+
+def names_of(folder: Path, registration: dict[str, Any], published: dict[str, Any], stem: str) -> Names:
+    """All that the page may name but the figures, which are files."""
+    records = load(folder)
+    rows_of = {name: records[name]["rows"] for name in TRAINING if name in records}
+    language = {name: rows for name, rows in rows_of.items() if name in LANGUAGE}
+    h200 = {name: rows for name, rows in rows_of.items() if name.startswith("h200")}
+    known = (*OTHERS, *TRAINING)
+    claims = registration.get("claims", [])
+    if unknown := [claim["experiment"] for claim in claims if claim["experiment"] not in known]:
+        raise ValueError(f"claims about experiments that are none: {unknown}")
+    found = judged(claims, rows_of, registration["analysis"])
+    made = {
+        "environments": environments(records),
+        "short_answer": verdicts(found),
+        "claims": tables.claims_table(found),
+        "best": tables.each(language, tables.best_table_of),
+        "ordering": tables.ordering_table({name: rows for name, rows in rows_of.items() if name != "restart"}),
+        "ordering_accuracy": tables.ordering_table({n: r for n, r in rows_of.items() if n == "digits"}, "accuracy"),
+        "leaves": tables.leaf_table(rows_of.get("pretrain", []), LEAF_ARMS),
+        "cost": tables.cost_table(h200),
+        "points": points_table(published["points"]),
+        "reports": reports_table(published["reports"]),
+        "high": tables.each(language, high_table),
+        "kept": tables.each(rows_of, kept_table),
+        "momentum": tables.each(rows_of, momentum_table),
+        "dynamic": tables.each(rows_of, dynamic_table),
+        "mechanism": tables.each(rows_of, tables.mechanism_table),
+    }
+    made |= {f"gaps_{name}": tables.gap_table(rows_of.get(name, [])) for name in TRAINING}
+    made |= {name: other_table(records[name]["rows"]) if name in records else "" for name in OTHERS}
+    settled = {key: tables.text(registration["analysis"][key]) for key in ("level", "equivalence", "superiority")}
+    plain = {"how_ratio": published["ratio"], "figure_gap": f"{stem}_gap.svg", "figure_rates": f"{stem}_rates.svg"}
+    return Names({name: text or MISSING for name, text in made.items()} | settled | plain | numbers(rows_of))
+
+
+def make(folder: Path, page: Path, registration: Path = HERE / "registration.toml") -> None:
+    """Write the page, and its figures beside it."""
+    settings = tomllib.loads(registration.read_text(encoding="utf-8"))
+    published = json.loads((HERE / "published.json").read_text(encoding="utf-8"))
+    names = names_of(folder, settings, published, page.stem)
+    prose = string.Template((HERE / "page.md").read_text(encoding="utf-8")).substitute(names)
+    rows_of = {name: record["rows"] for name, record in load(folder).items() if name in TRAINING}
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text(prose, encoding="utf-8")
+    figures.draw_gaps(rows_of, published["points"], page.with_name(names["figure_gap"]))
+    figures.draw_rates(rows_of, page.with_name(names["figure_rates"]))
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--records", type=Path, default=HERE / "records", metavar="DIR")
+    parser.add_argument("--page", type=Path, default=PAGE, metavar="MARKDOWN", help="its figures go beside it")
+    arguments = parser.parse_args(argv)
+    make(arguments.records, arguments.page)
+
+
+if __name__ == "__main__":
+    main()
