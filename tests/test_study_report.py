@@ -139,11 +139,13 @@ def test_a_run_that_diverged_shows_nothing(value):
     assert "nearest" not in report_tables.best_table_of(rows)
 
 
-def test_pairs_are_of_one_seed_and_optimizer():
+def test_pairs_are_of_one_seed_optimizer_and_text():
     rows = rows_of({"nearest/float32": 0.5}, noise=0)
     rows = [row for row in rows if (row["cell"]["arm"], row["cell"]["seed"]) != (pairs.REFERENCE, 1)]
     rows[-1]["cell"]["optimizer"] = "lion"
     assert pairs.differences(rows, "nearest/float32", pairs.REFERENCE, "1/10") == pytest.approx([0.5] * 3)
+    rows[-2]["result"]["text"] = 7
+    assert len(pairs.differences(rows, "nearest/float32", pairs.REFERENCE, "1/10")) == 2
     with pytest.raises(ValueError, match="two rows"):
         pairs.differences(rows + rows[:1], "nearest/float32", pairs.REFERENCE, "1")
 

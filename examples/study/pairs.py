@@ -73,21 +73,22 @@ class Best:
     difference: Estimate | None
 
 
-def values(rows: Rows, arm: str, rate: str, metric: str = "loss") -> dict[tuple[str, int], float]:
-    """By (optimizer, seed).
+def values(rows: Rows, arm: str, rate: str, metric: str = "loss") -> dict[tuple[str, int, str], float]:
+    """By (optimizer, seed, CRC of the data): runs on other data, as another Python brings it, are no pair.
 
     Raises:
       ValueError: two rows for one cell, of which none is known to be the right one.
     """
-    found: dict[tuple[str, int], float] = {}
+    found: dict[tuple[str, int, str], float] = {}
+    cells = set()
     for row in rows:
         cell = row["cell"]
         if cell["arm"] != arm or Fraction(cell["rate"]) != Fraction(rate) or row["result"].get(metric) is None:
             continue
-        key = cell["optimizer"], cell["seed"]
-        if key in found:
+        if (cell["optimizer"], cell["seed"]) in cells:
             raise ValueError(f"two rows for {cell}")
-        found[key] = float(row["result"][metric])
+        cells.add((cell["optimizer"], cell["seed"]))
+        found[cell["optimizer"], cell["seed"], str(row["result"].get("text"))] = float(row["result"][metric])
     return found
 
 
@@ -194,7 +195,7 @@ def best_rates(rows: Rows, arms: Iterable[str], reference: str = REFERENCE) -> l
 
 
 def _best(rows: Rows, arm: str) -> tuple[str, dict[Any, float]] | None:
-    """The rate, and its losses by (optimizer, seed); a rate at which a run diverged is not the best."""
+    """The rate, and its losses by seed as in `values`; a rate at which a run diverged is not the best."""
     by_rate = {rate: values(rows, arm, rate) for rate in rates_of(rows, arm)}
     if len(by_rate) < 2:
         return None

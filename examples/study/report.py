@@ -68,8 +68,8 @@ def verdicts(found: list[Judged]) -> str:
     """How many claims of each kind came out how, and by name those that were not shown."""
     lines = []
     for kind, meaning in (
-        ("equivalent", "within the margin of FP32"),
-        ("worse", "worse than FP32 by more than the margin"),
+        ("equivalent", "equivalent within the margin"),
+        ("worse", "worse by more than the margin"),
     ):
         mine = [one for one in found if one.claim["kind"] == kind]
         shown, measured = (sum(one.verdict in kinds for one in mine) for kinds in (("shown",), ("shown", "not shown")))
@@ -132,6 +132,7 @@ def points_table(points: list[dict[str, Any]]) -> str:
     for number, point in enumerate(points, 1):
         low, high = point["ratio"]
         ratio = tables.text(low, 3) if low == high else f"{tables.text(low, 3)} to {tables.text(high, 3)}"
+        ratio = f"at most {ratio}" if point.get("at_most") else ratio
         setting = f"{point['model']}; {point['optimizer']}" + (f"; {point['remark']}" if point["remark"] else "")
         rate = tables.text(point["learning_rate"])
         lines.append([str(number), link(point, "label"), setting, rate, ratio, point["loss"], _published_gap(point)])
@@ -209,7 +210,8 @@ def names_of(folder: Path, registration: dict[str, Any], published: dict[str, An
         "kept": tables.each(rows_of, kept_table),
         "momentum": tables.each(rows_of, momentum_table),
         "dynamic": tables.each(rows_of, dynamic_table),
-        "mechanism": tables.each(rows_of, tables.mechanism_table),
+        "mechanism": tables.mechanism_table(rows_of.get("pretrain", [])),
+        "mechanism_others": tables.each({n: r for n, r in rows_of.items() if n != "pretrain"}, tables.mechanism_table),
     }
     made |= {f"gaps_{name}": tables.gap_table(rows_of.get(name, [])) for name in TRAINING}
     made |= {name: other_table(records[name]["rows"]) if name in records else "" for name in OTHERS}
