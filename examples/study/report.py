@@ -7,23 +7,22 @@ import argparse
 import json
 import string
 import tomllib
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import report_figures as figures
+import report_negatives as negatives
 import report_tables as tables
-from pairs import REFERENCE, Judged, Rows, differences, estimate, judged, paired, rates_of, values
+from pairs import REFERENCE, Judged, Rows, differences, estimate, judged, rates_of, values
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parents[1] / "docs" / "evidence.md"
-TRAINING = ("pretrain", "finetune", "restart", "digits", "h200_adamw", "h200_lion")
-LANGUAGE = ("pretrain", "finetune", "h200_adamw", "h200_lion")
+TRAINING = ("pretrain", "finetune", "restart", "digits", "h200_adamw", "h200_lion", "h200_large")
+LANGUAGE = tuple(name for name in TRAINING if name not in ("restart", "digits"))
 OTHERS = ("closed_form", "stale_moments")
 MISSING = "*Not measured yet.*"
-LEAF_ARMS = ("nearest/float32", "stochastic/offset")
 
 
 class Names(dict[str, str]):
@@ -81,45 +80,22 @@ def verdicts(found: list[Judged]) -> str:
     return "\n".join(lines)
 
 
-def high_table(rows: Rows) -> str:
-    rates = [rate for rate in rates_of(rows) if Fraction(rate) >= 1]
-    return tables.gap_table(rows, [arm for arm in tables.arms_of(rows) if arm in (REFERENCE, *LEAF_ARMS)], rates=rates)
-
-
-def kept_table(rows: Rows) -> str:
-    """FP32 weights, with moments in 8 bits."""
-    arms = [arm for arm in tables.arms_of(rows) if arm.startswith("float32/")]
-    return tables.gap_table(rows, arms) if len(arms) > 1 else ""
-
-
-def momentum_table(rows: Rows) -> str:
+def tasks_table(experiments: dict[str, Any]) -> str:
+    """The settings of training experiments, and how often each was registered to be run."""
     lines = []
-    for weights in tables.WEIGHTS:
-        arms = [f"{weights}/bfloat16_{rounding}" for rounding in ("nearest", "stochastic")]
-        for rate in rates_of(rows):
-            between = estimate(differences(rows, arms[1], arms[0], rate))
-            against = [estimate(differences(rows, arm, REFERENCE, rate)) for arm in arms]
-            if any((between, *against)):
-                lines.append([weights, rate, *(tables.gap(found) for found in (*against, between))])
-    header = ["weights", "rate", "momentum to nearest − FP32", "stochastic momentum − FP32", "stochastic − nearest"]
-    return tables.markdown(header, lines)
-
-
-def dynamic_table(rows: Rows) -> str:
-    """Against FP32 at the same rate, and against FP32 at the rate at which FP32 is best."""
-    home = {rate: values(rows, REFERENCE, rate) for rate in rates_of(rows, REFERENCE)}
-    means = {rate: float(np.mean(list(losses.values()))) for rate, losses in home.items() if losses}
-    if not means:
-        return ""
-    best = min(means, key=lambda rate: means[rate])
-    lines = []
-    for arm in (arm for arm in tables.arms_of(rows) if arm.endswith("/dynamic")):
-        for rate in rates_of(rows, arm):
-            same = estimate(differences(rows, arm, REFERENCE, rate))
-            tuned = estimate(paired(values(rows, arm, rate), home[best]))
-            root = tables.probe_mean(rows, arm, rate, "root_nu")
-            lines.append([f"`{arm}`", rate, tables.gap(same), tables.gap(tuned), tables.text(root, 3)])
-    header = ["arm", "rate", "− FP32 at this rate", f"− FP32 at its best (× {best})", "√ν / FP32's"]
+    for name, settings in experiments.items():
+        if name in TRAINING:
+            keys = ("optimizer", "tuned", "width", "layers", "length", "batch", "steps")
+            grid = settings.get("grid", [])
+            runs = {
+                (arm, rate, seed)
+                for g in grid
+                for arm in g["arms"]
+                for rate in g["rates"]
+                for seed in range(g["seeds"])
+            }
+            lines.append([name, *(tables.text(settings.get(key)) for key in keys), str(len(runs) or "")])
+    header = ["experiment", "optimizer", "tuned rate", "width", "layers", "length", "batch", "steps", "runs registered"]
     return tables.markdown(header, lines)
 
 
@@ -196,24 +172,26 @@ def names_of(folder: Path, registration: dict[str, Any], published: dict[str, An
         raise ValueError(f"claims about experiments that are none: {unknown}")
     found = judged(claims, rows_of, registration["analysis"])
     made = {
+        "tasks": tasks_table(registration.get("experiments", {})),
         "environments": environments(records),
         "short_answer": verdicts(found),
         "claims": tables.claims_table(found),
         "best": tables.each(language, tables.best_table_of),
         "ordering": tables.ordering_table({name: rows for name, rows in rows_of.items() if name != "restart"}),
         "ordering_accuracy": tables.ordering_table({n: r for n, r in rows_of.items() if n == "digits"}, "accuracy"),
-        "leaves": tables.leaf_table(rows_of.get("pretrain", []), LEAF_ARMS),
+        "leaves": tables.leaf_table(rows_of.get("pretrain", []), negatives.MAIN_ARMS),
+        "gaps_h200": tables.each(h200, tables.gap_table),
         "cost": tables.cost_table(h200),
         "points": points_table(published["points"]),
         "reports": reports_table(published["reports"]),
-        "high": tables.each(language, high_table),
-        "kept": tables.each(rows_of, kept_table),
-        "momentum": tables.each(rows_of, momentum_table),
-        "dynamic": tables.each(rows_of, dynamic_table),
+        "high": tables.each(language, negatives.high_table),
+        "kept": tables.each(rows_of, negatives.kept_table),
+        "momentum": tables.each(rows_of, negatives.momentum_table),
+        "dynamic": tables.each(rows_of, negatives.dynamic_table),
         "mechanism": tables.mechanism_table(rows_of.get("pretrain", [])),
         "mechanism_others": tables.each({n: r for n, r in rows_of.items() if n != "pretrain"}, tables.mechanism_table),
     }
-    made |= {f"gaps_{name}": tables.gap_table(rows_of.get(name, [])) for name in TRAINING}
+    made |= {f"gaps_{name}": tables.gap_table(rows_of.get(name, [])) for name in ("pretrain", "finetune", "restart")}
     made |= {name: other_table(records[name]["rows"]) if name in records else "" for name in OTHERS}
     settled = {key: tables.text(registration["analysis"][key]) for key in ("level", "equivalence", "superiority")}
     plain = {"how_ratio": published["ratio"], "figure_gap": f"{stem}_gap.svg", "figure_rates": f"{stem}_rates.svg"}
