@@ -5,6 +5,7 @@ import json
 import math
 import random
 import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -218,6 +219,15 @@ def test_the_committed_page_is_that_of_the_committed_records(tmp_path):
 def test_tables_know_the_arms():
     arms = pytest.importorskip("arms")
     assert (report_tables.WEIGHTS, report_tables.MOMENTS) == (arms.WEIGHTS, arms.MOMENTS)
+
+
+def test_claims_are_about_registered_runs():
+    settings = tomllib.loads((STUDY / "registration.toml").read_text(encoding="utf-8"))
+    for claim in settings.get("claims", []):
+        for arm in (claim["arm"], claim.get("reference", pairs.REFERENCE)):
+            grids = settings["experiments"][claim["experiment"]]["grid"]
+            seeds = [grid["seeds"] for grid in grids if arm in grid["arms"] and claim["rate"] in grid["rates"]]
+            assert max(seeds, default=0) >= pairs.FEWEST, (claim, arm)
 
 
 def test_published_points_are_complete():

@@ -154,7 +154,7 @@ def numbers(rows_of: dict[str, Rows]) -> dict[str, str]:
                     found[f"gap_{end}"] = tables.signed(difference.mean)
                 found[f"loss_{end}"] = f"{np.mean(list(values(rows, arm, rate).values())):.4f}"
                 for key in ("ratio", "lost", "moved", "applied"):
-                    mean = tables.probe_mean(rows, arm, rate, key)
+                    mean = tables.probe_average(rows, arm, rate, key)
                     if mean is not None:
                         found[f"{key}_{end}"] = tables.text(mean, 3)
     return found

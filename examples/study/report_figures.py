@@ -11,7 +11,7 @@ matplotlib.use("svg")
 import matplotlib.pyplot as plt
 
 from pairs import REFERENCE, Rows, differences, estimate, rates_of, values
-from report_tables import arm_key, probe_mean
+from report_tables import arm_key, probe_average
 
 STYLE = {
     "svg.hashsalt": "optax_sr8bit study",  # else the names of clip paths are drawn at random
@@ -40,7 +40,7 @@ def gap_points(records: dict[str, Rows]) -> list[dict[str, Any]]:
     points = []
     for experiment, rows in records.items():
         for rate in rates_of(rows):
-            ratio = probe_mean(rows, REFERENCE, rate, "ratio")
+            ratio = probe_average(rows, REFERENCE, rate, "ratio")
             for arm in ARMS:
                 found = estimate(differences(rows, arm, REFERENCE, rate))
                 if found and ratio and not found.diverged:

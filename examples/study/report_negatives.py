@@ -1,4 +1,4 @@
-"""Tables of where stochastic rounding, or the study's first impression, does not hold; each of one experiment's rows."""
+"""Tables of where stochastic rounding, or a first impression, does not hold; each of one experiment's rows."""
 
 from fractions import Fraction
 
@@ -46,7 +46,7 @@ def dynamic_table(rows: Rows) -> str:
         for rate in rates_of(rows, arm):
             same = estimate(differences(rows, arm, REFERENCE, rate))
             tuned = estimate(paired(values(rows, arm, rate), home[best]))
-            root = tables.probe_mean(rows, arm, rate, "root_nu")
+            root = tables.probe_average(rows, arm, rate, "root_nu")
             lines.append([f"`{arm}`", rate, tables.gap(same), tables.gap(tuned), tables.text(root, 3)])
     header = ["arm", "rate", "− FP32 at this rate", f"− FP32 at its best (× {best})", "√ν / FP32's"]
     return tables.markdown(header, lines)

@@ -118,8 +118,11 @@ def claims_table(found: list[Judged]) -> str:
     return markdown(header, lines)
 
 
-def probe_mean(rows: Rows, arm: str, rate: str, key: str) -> float | None:
-    """Over all probes of all seeds."""
+def probe_average(rows: Rows, arm: str, rate: str, key: str) -> float | None:
+    """Over all probes of all seeds; of `applied` the median.
+
+    Where a schedule ends at zero nearly nothing is intended at the last step, and what share of that arrives is chance.
+    """
     found = [
         probe[key]
         for row in rows
@@ -127,7 +130,8 @@ def probe_mean(rows: Rows, arm: str, rate: str, key: str) -> float | None:
         for probe in row["result"].get("probes") or []
         if probe.get(key) is not None
     ]
-    return float(np.mean(found)) if found else None
+    middle = np.median if key == "applied" else np.mean
+    return float(middle(found)) if found else None
 
 
 MECHANISM = {
@@ -140,11 +144,11 @@ MECHANISM = {
 
 
 def mechanism_table(rows: Rows) -> str:
-    """Arms and rates; means over the probes of all seeds."""
+    """Arms and rates, over the probes of all seeds."""
     lines = []
     for arm in arms_of(rows):
         for rate in rates_of(rows, arm):
-            found = {key: probe_mean(rows, arm, rate, key) for key in MECHANISM}
+            found = {key: probe_average(rows, arm, rate, key) for key in MECHANISM}
             if found["ratio"] is not None:
                 lines.append([f"`{arm}`", rate, *_mechanism(found)])
     return markdown(["arm", "rate", *(title for title, _ in MECHANISM.values())], lines)
