@@ -33,12 +33,24 @@ class Block(nnx.Module):
 class Transformer(nnx.Module):
     """Token and position embeddings, blocks, a final norm and a head.
 
-    ``param_dtype`` is what is stored and what the optimizer sees; ``dtype`` is what the layers compute in.
+    ``param_dtype`` is what is stored and what the optimizer sees; ``dtype`` is what the layers compute in. ``one_hot``
+    looks tokens up by a product: GPUs add the rows of a lookup's gradient one after the other where tokens repeat.
     """
 
     def __init__(
-        self, *, vocabulary: int, length: int, width: int, layers: int, heads: int, dtype, param_dtype, rngs: nnx.Rngs
+        self,
+        *,
+        vocabulary: int,
+        length: int,
+        width: int,
+        layers: int,
+        heads: int,
+        dtype,
+        param_dtype,
+        rngs: nnx.Rngs,
+        one_hot: bool = False,
     ):
+        self.one_hot = one_hot
         kind: dict[str, Any] = dict(dtype=dtype, param_dtype=param_dtype, rngs=rngs)
         self.tokens = nnx.Embed(vocabulary, width, **kind)
         self.positions = nnx.Embed(length, width, **kind)
@@ -48,7 +60,12 @@ class Transformer(nnx.Module):
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """Map tokens, integers (batch, length), to logits, (batch, length, vocabulary)."""
-        x = self.tokens(tokens) + self.positions(jnp.arange(tokens.shape[1]))
+        if self.one_hot:
+            table = self.tokens.embedding[...].astype(self.tokens.dtype)
+            x = jax.nn.one_hot(tokens, len(table), dtype=table.dtype) @ table
+        else:
+            x = self.tokens(tokens)
+        x = x + self.positions(jnp.arange(tokens.shape[1]))
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x))

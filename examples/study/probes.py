@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 import optax_sr8bit as sr8
 from arms import Arm, step_of
@@ -37,14 +36,14 @@ class Probe:
     lost: float
     moved: float
     applied: float
-    nu: float | None
-    root_nu: float | None
+    nu: float | None = None
+    root_nu: float | None = None
 
 
-def spacing(x: np.ndarray) -> np.ndarray:
-    """Of BF16 numbers at x, float32; among subnormals that of the least normal number."""
-    _, exponent = np.frexp(np.maximum(np.abs(x), np.float32(2.0**-126)))
-    return np.ldexp(np.float32(1.0), exponent - 8)
+def spacing(x: jax.Array) -> jax.Array:
+    """Of BF16 numbers at x, float32; among the smallest that of 2**-100, whose spacing is still a normal number."""
+    exponent = jnp.maximum(jax.lax.bitcast_convert_type(jnp.abs(x), jnp.uint32) >> 23, 27)
+    return jax.lax.bitcast_convert_type((exponent - 7) << 23, jnp.float32)
 
 
 @functools.cache
@@ -77,17 +76,23 @@ def measure(arm: Arm, shape: Schedule, rate: float, before: Any, grads: Any, aft
     weights, reached = _view(arm, shape, params, state), _view(arm, shape, after[0], after[1])
     alone = state._replace(correction=None) if arm.corrects else state
     target = unrounded_step(arm, shape)(grads, alone, weights, jnp.float32(rate))
+    names = [
+        jax.tree_util.keystr(p, simple=True, separator="/") for p, _ in jax.tree_util.tree_flatten_with_path(weights)[0]
+    ]
     nus = _second_moments(arm, shape, state, weights)
-    if nus is None:
-        nus = jax.tree.map(lambda p: jnp.zeros(()), weights)
-    trees = (weights, target, reached, params, after[0], nus, squares)
-    paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(weights)[0]]
-    columns: dict[str, list[np.ndarray]] = {}
-    for path, *leaves in zip(paths, *(map(_flat, jax.tree.leaves(tree)) for tree in trees), strict=True):
-        if leaves[0].size >= LEAST:
-            columns[jax.tree_util.keystr(path, simple=True, separator="/")] = leaves
-    probes = {name: _probe(*leaves) for name, leaves in columns.items()}
-    return probes | {"all": _probe(*(np.concatenate(parts) for parts in zip(*columns.values(), strict=True)))}
+    followed = nus is not None and jax.tree.leaves(squares)[0].ndim > 0
+    trees = (weights, target, reached, params, after[0], *((nus, squares) if followed else ()))
+    columns = [
+        [leaf.ravel() for leaf in leaves]
+        for leaves in zip(*map(jax.tree.leaves, trees), strict=True)
+        if leaves[0].size >= LEAST
+    ]
+    large = [name for name, leaf in zip(names, jax.tree.leaves(weights), strict=True) if leaf.size >= LEAST]
+    together = [jnp.concatenate(parts) for parts in zip(*columns, strict=True)]
+    return {
+        name: Probe(**{key: float(value) for key, value in _numbers(*leaves).items()})
+        for name, leaves in zip([*large, "all"], [*columns, together], strict=True)
+    }
 
 
 def _second_moments(arm: Arm, shape: Schedule, state: Any, weights: Any) -> Any:
@@ -104,29 +109,26 @@ def _view(arm: Arm, shape: Schedule, params: Any, state: Any) -> Any:
     return jax.tree.map(lambda p: p.astype(jnp.float32), params)
 
 
-def _flat(leaf: jax.Array) -> np.ndarray:
-    return np.asarray(leaf.astype(jnp.float32)).ravel()
-
-
-def _probe(
-    weights: np.ndarray,
-    target: np.ndarray,
-    reached: np.ndarray,
-    stored: np.ndarray,
-    stored_after: np.ndarray,
-    nu: np.ndarray,
-    average: np.ndarray,
-) -> Probe:
-    intended = (target - weights).astype(np.float64)
-    applied = (reached - weights).astype(np.float64)
-    ratio = np.abs(intended) / spacing(weights)
-    followed = nu.size == average.size == weights.size
-    known = average > 0 if followed else None
-    return Probe(
-        ratio=float(np.median(ratio)),
-        lost=float(np.mean(ratio < 0.5)),
-        moved=float(np.mean(stored != stored_after)),
-        applied=float(applied @ intended / max(intended @ intended, 1e-300)),
-        nu=float(np.median(nu[known] / average[known])) if followed else None,
-        root_nu=float(np.sqrt(nu).sum() / np.sqrt(average).sum()) if followed else None,
-    )
+@jax.jit
+def _numbers(
+    weights: jax.Array,
+    target: jax.Array,
+    reached: jax.Array,
+    stored: jax.Array,
+    stored_after: jax.Array,
+    nu: jax.Array | None = None,
+    average: jax.Array | None = None,
+) -> dict[str, jax.Array]:
+    """The fields of a probe of flat arrays."""
+    intended, applied = target - weights, reached - weights
+    ratio = jnp.abs(intended) / spacing(weights)
+    numbers = {
+        "ratio": jnp.median(ratio),
+        "lost": jnp.mean(ratio < 0.5),
+        "moved": jnp.mean(stored != stored_after),
+        "applied": jnp.sum(applied * intended) / jnp.maximum(jnp.sum(intended * intended), 1e-38),
+    }
+    if nu is not None and average is not None:
+        numbers["nu"] = jnp.nanmedian(jnp.where(average > 0, nu / average, jnp.nan))
+        numbers["root_nu"] = jnp.sum(jnp.sqrt(nu)) / jnp.sum(jnp.sqrt(average))
+    return numbers

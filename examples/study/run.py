@@ -15,6 +15,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -137,8 +138,9 @@ def pilot(arguments: argparse.Namespace) -> int:
     for name in arguments.only or [name for name in experiments if "pilot" in experiments[name]]:
         settings = experiments[name]
         for rate in settings["pilot"]["rates"]:
-            cell = {"optimizer": settings["optimizer"], "arm": "float32/float32", "rate": "1"}
-            result = module_of(settings).measure(settings | {"tuned": rate}, cell | {"seed": settings["pilot"]["seed"]})
+            factor = str(Fraction(str(rate)) / Fraction(str(settings["tuned"])))
+            cell = {"optimizer": settings["optimizer"], "arm": "float32/float32", "rate": factor}
+            result = module_of(settings).measure(settings, cell | {"seed": settings["pilot"]["seed"]})
             print(f"{name}: rate {rate:g}, loss {result['loss']:.4f}, {result['ms']:.1f} ms a step", flush=True)
     return 0
 

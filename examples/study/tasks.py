@@ -79,6 +79,7 @@ def language(settings: dict[str, Any]) -> Task:
             heads=settings["width"] // settings["head"],
             dtype=compute,
             param_dtype=jnp.float32,
+            one_hot=jax.default_backend() != "cpu",
             rngs=nnx.Rngs(jax.random.key(seed)),
         )
 
