@@ -61,6 +61,7 @@ class Best:
       rate: that of the least mean loss over the seeds that every rate of the arm has.
       rates: how many there were to select from.
       loss: mean.
+      n: seeds in it: means over different seeds are not to be compared, `difference` is.
       edge: whether the best rate is the least or greatest that was tried, so that a better one may lie beyond.
       difference: from the reference at the reference's own best rate, paired by seed; None with no common seed.
     """
@@ -69,6 +70,7 @@ class Best:
     rate: str
     rates: int
     loss: float
+    n: int
     edge: bool
     difference: Estimate | None
 
@@ -190,7 +192,7 @@ def best_rates(rows: Rows, arms: Iterable[str], reference: str = REFERENCE) -> l
         tried = rates_of(rows, arm)
         difference = estimate(paired(losses, home[1])) if home and arm != reference else None
         edge = rate in (tried[0], tried[-1])
-        result.append(Best(arm, rate, len(tried), float(np.mean(list(losses.values()))), edge, difference))
+        result.append(Best(arm, rate, len(tried), float(np.mean(list(losses.values()))), len(losses), edge, difference))
     return result
 
 

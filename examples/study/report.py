@@ -80,6 +80,14 @@ def verdicts(found: list[Judged]) -> str:
     return "\n".join(lines)
 
 
+def registered_seeds(claim: dict[str, Any], registration: dict[str, Any]) -> int | None:
+    """That both arms of a claim were to be run with; None where no grid says."""
+    grids = registration.get("experiments", {}).get(claim["experiment"], {}).get("grid", [])
+    arms = claim["arm"], claim.get("reference", REFERENCE)
+    seeds = [[g["seeds"] for g in grids if arm in g["arms"] and claim["rate"] in g["rates"]] for arm in arms]
+    return min(map(max, seeds)) if all(seeds) else None
+
+
 def tasks_table(experiments: dict[str, Any]) -> str:
     """The settings of training experiments, and how often each was registered to be run."""
     lines = []
@@ -175,7 +183,7 @@ def names_of(folder: Path, registration: dict[str, Any], published: dict[str, An
         "tasks": tasks_table(registration.get("experiments", {})),
         "environments": environments(records),
         "short_answer": verdicts(found),
-        "claims": tables.claims_table(found),
+        "claims": tables.claims_table(found, [registered_seeds(claim, registration) for claim in claims]),
         "best": tables.each(language, tables.best_table_of),
         "ordering": tables.ordering_table({name: rows for name, rows in rows_of.items() if name != "restart"}),
         "ordering_accuracy": tables.ordering_table({n: r for n, r in rows_of.items() if n == "digits"}, "accuracy"),

@@ -101,19 +101,27 @@ def gap_table(
 
 def best_table(found: list[Best]) -> str:
     lines = (
-        [f"`{b.arm}`", f"{b.rate}{' (edge)' if b.edge else ''} of {b.rates}", f"{b.loss:.4f}", gap(b.difference)]
+        [
+            f"`{b.arm}`",
+            f"{b.rate}{' (edge)' if b.edge else ''} of {b.rates}",
+            f"{b.loss:.4f} ({b.n})",
+            gap(b.difference),
+        ]
         for b in found
     )
-    return markdown(["arm", "best rate", "mean loss", "gap to FP32 at its best"], lines)
+    return markdown(["arm", "best rate", "mean loss (n)", "gap to FP32 at its best"], lines)
 
 
-def claims_table(found: list[Judged]) -> str:
+def claims_table(found: list[Judged], registered: list[int | None]) -> str:
+    """With how many seeds of each were registered; a verdict from fewer is marked, since stopping early biases it."""
     lines = []
-    for judged in found:
+    for judged, seeds in zip(found, registered, strict=True):
         claim = judged.claim
         names = [claim["experiment"], f"`{claim['arm']}`", f"`{claim.get('reference', REFERENCE)}`", claim["rate"]]
         numbers = [gap(judged.estimate), p_value(judged.p), p_value(judged.adjusted)]
-        lines.append([*names, claim["kind"], *numbers, judged.verdict])
+        early = seeds and judged.p is not None and judged.estimate and judged.estimate.n < seeds
+        mark = f" so far: {judged.estimate.n} of {seeds} seeds" if early and judged.estimate else ""
+        lines.append([*names, claim["kind"], *numbers, judged.verdict + mark])
     header = ["experiment", "arm", "against", "rate", "claim", "gap [95 % CI] (n)", "p", "p, Holm", "verdict"]
     return markdown(header, lines)
 
