@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import subprocess
 import sys
 from fractions import Fraction
 from pathlib import Path
@@ -166,3 +167,20 @@ def test_smoke_sees_the_digits_that_differ():
 def test_unknown_experiments_are_refused():
     with pytest.raises(SystemExit, match="no such experiments"):
         run.registered("cpu", ["pretraining"])
+
+
+def test_a_checkout_counts_as_changed_by_anything_but_records(tmp_path, monkeypatch):
+    study = tmp_path / "examples" / "study"
+    (study / "records").mkdir(parents=True)
+    for path in (study / "run.py", study / "records" / "one.json"):
+        path.write_text("before")
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "all"]):
+        subprocess.run([*git, *command], check=True)
+    monkeypatch.setattr(records, "HERE", study)
+    commit = records.head()
+    assert len(commit) == 12
+    (study / "records" / "one.json").write_text("after")
+    assert records.head() == commit
+    (study / "run.py").write_text("after")
+    assert records.head() == f"{commit}-dirty"

@@ -74,7 +74,7 @@ def head() -> str | None:
     """Of this checkout, with `-dirty` where tracked files other than records differ; None outside git."""
     commit = _output("git", "-C", str(HERE), "rev-parse", "--short=12", "HEAD")
     changed = _output(
-        "git", "-C", str(HERE), "status", "--porcelain", "--untracked-files=no", "--", ":/", f":!{RECORDS}"
+        "git", "-C", str(HERE), "status", "--porcelain", "--untracked-files=no", "--", ":/", ":(exclude)records"
     )
     return commit and commit + ("-dirty" if changed else "")
 
