@@ -15,7 +15,9 @@ from scipy import stats
 pytest.importorskip("statsmodels")
 STUDY = Path(__file__).parents[1] / "examples" / "study"
 sys.path.insert(0, str(STUDY))
-pairs, report, report_tables = map(importlib.import_module, ("pairs", "report", "report_tables"))
+pairs, report, report_checks, report_tables = map(
+    importlib.import_module, ("pairs", "report", "report_checks", "report_tables")
+)
 
 ANALYSIS = {"level": 0.05, "equivalence": 0.005, "superiority": 0.01, "correction": "holm"}
 SAMPLES = [[0.001, 0.002, -0.001, 0.0005], [0.02, 0.031, 0.012], [-0.004, 0.006, 0.001, 0.002, 0.0], [0.3, -0.2, 0.1]]
@@ -69,6 +71,11 @@ def write(folder, records):
         text = json.dumps({"experiment": name, "environments": [place], "rows": rows})
         (folder / f"{name}.json").write_text(text, encoding="utf-8")
     return folder
+
+
+def decay(rounding, at, mean, within):
+    cell = {"kind": "decay", "rounding": rounding, "at": at}
+    return {"cell": cell, "environment": 0, "result": {"mean": mean, "expected": 0.5, "within": within}}
 
 
 def registration(claims):
@@ -165,7 +172,7 @@ def test_best_rates_are_each_arms_own():
 def test_the_page_repeats_whatever_the_order_of_rows(tmp_path):
     arms = GAPS | {"float32/offset": 0.0, "nearest/bfloat16_nearest": 0.03, "nearest/bfloat16_stochastic": 0.02}
     records = {name: rows_of(arms | {"stochastic/float32": 0.0}) for name in report.TRAINING}
-    records["closed_form"] = [{"cell": {"n": n}, "environment": 0, "result": {"x": n / 3}} for n in (10, 9)]
+    records["closed_form"] = [decay("stochastic", 1e-2, 0.1, True), decay("nearest", 1e-3, 1.0, False)]
     first, second = write(tmp_path / "a", records), tmp_path / "b"
     mixed = {name: random.Random(1).sample(rows, len(rows)) for name, rows in records.items()}
     pages = [tmp_path / f"{run}" / "page.md" for run in range(3)]
@@ -177,8 +184,9 @@ def test_the_page_repeats_whatever_the_order_of_rows(tmp_path):
         assert len(made) == 1, name
     text = pages[0].read_text(encoding="utf-8")
     assert "$" not in text
-    assert text.index("| 9 | 3 |") < text.index("| 10 | 3.333 |")
-    assert text.count(report.MISSING) == 2  # the stale moments, and the tasks, which these claims' registration lacks
+    assert text.index("| `nearest` | 0.001 | 1 | 0.5 | no |") < text.index("| `stochastic` | 0.01 | 0.1 | 0.5 | yes |")
+    # Other closed forms, three tables of stale moments, runs made twice, overhead, and the tasks: not in these records.
+    assert text.count(report.MISSING) == 3 + 3 + 2 + 1
     assert [line.count("not shown") for line in text.splitlines() if line.startswith("| pretrain |")][:4] == [
         0,
         0,
@@ -209,6 +217,38 @@ def test_a_claim_with_fewer_seeds_than_registered_says_so():
     assert "shown so far: 5 of 8 seeds |" in report_tables.claims_table(found, [seeds])
     assert "shown |" in report_tables.claims_table(found, [5])
     assert report.registered_seeds(CLAIMS[0], {}) is None
+
+
+def test_runs_made_twice_are_compared_by_seed():
+    rows, again = rows_of({}, seeds=4), rows_of({}, seeds=3)
+    for row in again:
+        row["result"]["loss"] += 0.003 if row["cell"]["seed"] else -0.004
+    table = report.again_table(rows, again)
+    assert table.count("| −0.0040, +0.0030, +0.0030 | 0.0034 |") == 2
+    assert report.again_table(rows, []) == ""
+
+
+def test_overhead_is_that_of_the_same_round():
+    ms = {"base": [1.0, 2.0, 3.0], "other": [1.5, 2.5, 3.5], "again": [1.001, 1.999, 3.0]}
+    rows = [{"cell": {"kind": "training"}, "result": {"parameters": 7, "ms": ms}}]
+    lines = report_checks.overhead_table(rows).splitlines()[2:]
+    assert lines[0] == "| training | `base` | 2 |  |"
+    assert lines[1] == "| training | `other` | 2.5 | +500.0 [+500.0, +500.0] (3) |"
+    assert lines[2].startswith("| training | `again` | 1.999 | +0.0 [")
+
+
+def test_averages_and_largest_updates_are_laid_out_by_case():
+    found = [("drop", 0.9, 5.0, 2.0), ("drop", 0.99, 7.0, 3.0), ("stationary", 0.9, 1.0, 1.5)]
+    rows = [
+        {
+            "cell": {"kind": "average", "store": "fp8", "case": case, "b2": b2},
+            "result": {"mean": mean, "largest": largest, "largest_stored": 2 * largest, "zeros": mean / 100},
+        }
+        for case, b2, mean, largest in found
+    ]
+    header, _, line = report_checks.averages_table(rows).splitlines()
+    assert dict(zip(header.split(" | "), line.split(" | "), strict=True))["drop, 0.99"] == "7"
+    assert report_checks.largest_table(rows).splitlines()[2] == "| `fp8` | 1.5 / 3 | 3 / 6 |  /  | 7 % |"
 
 
 def test_the_page_needs_no_record(tmp_path):

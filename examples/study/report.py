@@ -12,16 +12,18 @@ from typing import Any
 
 import numpy as np
 
+import report_checks as checks
 import report_figures as figures
 import report_negatives as negatives
 import report_tables as tables
-from pairs import REFERENCE, Judged, Rows, differences, estimate, judged, rates_of, values
+from pairs import REFERENCE, Judged, Rows, differences, estimate, judged, paired, rates_of, values
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parents[1] / "docs" / "evidence.md"
 TRAINING = ("pretrain", "finetune", "restart", "digits", "h200_adamw", "h200_lion", "h200_large")
 LANGUAGE = tuple(name for name in TRAINING if name not in ("restart", "digits"))
-OTHERS = ("closed_form", "stale_moments")
+OTHERS = ("closed_form", "stale_moments", "h200_again", "h200_overhead")
+BENCHMARKS = [HERE.parent / "benchmarks" / "records" / f"{name}.json" for name in ("h200_single", "h200_family")]
 MISSING = "*Not measured yet.*"
 
 
@@ -142,12 +144,27 @@ def reports_table(reports: list[dict[str, Any]]) -> str:
     return tables.markdown(["report", "setting", "learning rate", "what it says", "finding", "update / spacing"], lines)
 
 
-def other_table(rows: Rows) -> str:
-    """All keys of cells and all plain values of results."""
-    cells = dict.fromkeys(key for row in rows for key in row["cell"])
-    plain = str | int | float
-    results = dict.fromkeys(key for row in rows for key, value in row["result"].items() if isinstance(value, plain))
-    return tables.laid_out(rows, {key: key for key in cells}, {key: key for key in results})
+def again_table(rows: Rows, again: Rows) -> str:
+    """Runs made twice: what the second differs from the first by."""
+    lines = []
+    for arm in tables.arms_of(again):
+        for rate in rates_of(again, arm):
+            found = paired(values(again, arm, rate), values(rows, arm, rate))
+            if len(found):
+                each = ", ".join(tables.signed(value) for value in found)
+                lines.append([f"`{arm}`", rate, each, tables.text(float(np.sqrt(np.mean(found**2))), 2)])
+    return tables.markdown(["arm", "rate", "second − first, by seed", "root mean square"], lines)
+
+
+def isolated() -> str:
+    """Tables of committed benchmarks, and where each was measured."""
+    parts = []
+    for path in BENCHMARKS:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        place = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
+        told = f"{record['device']}, driver {record['driver']}; {place}; commit {record['commit']}."
+        parts += [checks.isolated_table(record), told]
+    return "\n\n".join(parts)
 
 
 def numbers(rows_of: dict[str, Rows]) -> dict[str, str]:
@@ -200,7 +217,20 @@ def names_of(folder: Path, registration: dict[str, Any], published: dict[str, An
         "mechanism_others": tables.each({n: r for n, r in rows_of.items() if n != "pretrain"}, tables.mechanism_table),
     }
     made |= {f"gaps_{name}": tables.gap_table(rows_of.get(name, [])) for name in ("pretrain", "finetune", "restart")}
-    made |= {name: other_table(records[name]["rows"]) if name in records else "" for name in OTHERS}
+    other = {name: records[name]["rows"] if name in records else [] for name in OTHERS}
+    closed, stale = other["closed_form"], other["stale_moments"]
+    made |= {
+        "accumulate": checks.accumulate_table(closed),
+        "decay": checks.decay_table(closed),
+        "dead_zone": checks.dead_zone_table(closed),
+        "floor": checks.floor_table(closed),
+        "averages": checks.averages_table(stale),
+        "largest": checks.largest_table(stale),
+        "trajectories": checks.trajectory_table(stale),
+        "again": again_table(rows_of.get("h200_adamw", []), other["h200_again"]),
+        "overhead": checks.overhead_table(other["h200_overhead"]),
+        "isolated": isolated(),
+    }
     settled = {key: tables.text(registration["analysis"][key]) for key in ("level", "equivalence", "superiority")}
     plain = {"how_ratio": published["ratio"], "figure_gap": f"{stem}_gap.svg", "figure_rates": f"{stem}_rates.svg"}
     return Names({name: text or MISSING for name, text in made.items()} | settled | plain | numbers(rows_of))

@@ -1,0 +1,154 @@
+"""Tables of the experiments that do not train: closed forms, moments in few bits, what random bits cost."""
+
+from typing import Any
+
+import numpy as np
+
+import report_tables as tables
+from pairs import Rows, estimate
+from report_tables import markdown, text
+
+ROUNDINGS = ("float32", "nearest", "stochastic", "kahan", "split24", "bits16", "bits8", "bits4", "bits2", "frozen")
+STORES = (
+    *("bfloat16", "dynamic", "dynamic_without_zero", "sqrt_linear", "companded", "fp8"),
+    *("offset_nearest", "offset_weyl", "offset_philox", "offset_wrapped"),
+)
+CASES = ("stationary", "drop", "outlier")
+
+
+def _place(known: tuple[str, ...], name: str) -> int:
+    return known.index(name) if name in known else len(known)
+
+
+def _of(rows: Rows, kind: str) -> Rows:
+    found = [row for row in rows if row["cell"]["kind"] == kind]
+    return sorted(found, key=lambda row: (_place(ROUNDINGS, row["cell"].get("rounding", "")), row["cell"].get("at", 0)))
+
+
+def _told(value: Any) -> str:
+    """ "yes" and "no" of a judgement; nothing where there is none."""
+    return {True: "yes", False: "no"}.get(value, "")
+
+
+def accumulate_table(rows: Rows) -> str:
+    """Controls have a wrong mean or variance on purpose."""
+    lines = []
+    for row in _of(rows, "accumulate"):
+        cell, found = row["cell"], row["result"]
+        numbers = [found[key] for key in ("mean", "expected_mean", "variance", "expected_variance")]
+        share = text(cell["at"] / 65536, 2)
+        lines.append([f"`{cell['rounding']}`", share, *(text(value) for value in numbers), _told(found["within"])])
+    return markdown(["rounding", "update / spacing", "mean", "expected", "variance", "expected", "within"], lines)
+
+
+def decay_table(rows: Rows) -> str:
+    lines = [
+        [
+            f"`{row['cell']['rounding']}`",
+            text(row["cell"]["at"]),
+            text(row["result"]["mean"]),
+            text(row["result"]["expected"]),
+            _told(row["result"]["within"]),
+        ]
+        for row in _of(rows, "decay")
+    ]
+    return markdown(["rounding", "rate × decay", "weight left", "expected", "within"], lines)
+
+
+def dead_zone_table(rows: Rows) -> str:
+    lines = []
+    for row in _of(rows, "dead_zone"):
+        cell, found = row["cell"], row["result"]
+        measured = [found[key] for key in ("mean", "least", "largest")]
+        limit = f"at most {text(found['expected_largest'])}" if "expected_largest" in found else "mean 1/3"
+        own = [text(cell["at"]), *(text(value) for value in measured), limit, _told(found["within"])]
+        lines.append([f"`{cell['rounding']}`", *own])
+    return markdown(["rounding", "rate × curvature", "mean", "least", "largest", "expected", "within"], lines)
+
+
+def floor_table(rows: Rows) -> str:
+    lines = []
+    for row in _of(rows, "floor"):
+        cell, found = row["cell"], row["result"]
+        keys = ("square", "expected", "small_rate", "sum")
+        own = [text(cell["at"]), *(text(found.get(key)) for key in keys), _told(found["within"])]
+        lines.append([f"`{cell['rounding']}`", *own])
+    return markdown(["rounding", "rate", "mean square", "expected", "Δ E|g| / 2h", "plus SGD's noise", "within"], lines)
+
+
+def _stores(rows: Rows, kind: str) -> list[str]:
+    found = {row["cell"]["store"] for row in rows if row["cell"]["kind"] == kind}
+    return sorted(found, key=lambda name: (_place(STORES, name), name))
+
+
+def averages_table(rows: Rows) -> str:
+    """Mean of v / FP32's over elements and seeds."""
+    found = {
+        (row["cell"]["store"], row["cell"]["case"], row["cell"]["b2"]): row["result"] for row in _of(rows, "average")
+    }
+    columns = [(case, b2) for case in CASES for b2 in sorted({key[2] for key in found})]
+    lines = [
+        [f"`{store}`", *(text(found[store, *key]["mean"], 3) if (store, *key) in found else "" for key in columns)]
+        for store in _stores(rows, "average")
+    ]
+    return markdown(["kept as", *(f"{case}, {b2}" for case, b2 in columns)], lines)
+
+
+def largest_table(rows: Rows) -> str:
+    """The largest |m| / √v over all steps, elements and b2; with v before and after it is stored; and zeros of v."""
+    lines = []
+    for store in _stores(rows, "average"):
+        cells = [f"`{store}`"]
+        for case in CASES:
+            mine = [
+                r["result"] for r in _of(rows, "average") if (r["cell"]["store"], r["cell"]["case"]) == (store, case)
+            ]
+            largest = [max((one[key] for one in mine), default=None) for key in ("largest", "largest_stored")]
+            cells.append(" / ".join(text(value, 3) for value in largest))
+        zeros = max(row["result"]["zeros"] for row in _of(rows, "average") if row["cell"]["store"] == store)
+        lines.append([*cells, f"{100 * zeros:.0f} %"])
+    return markdown(["kept as", *CASES, "v stored as 0, at most"], lines)
+
+
+def trajectory_table(rows: Rows) -> str:
+    """Means over the seeds, with the least and the greatest."""
+    lines = []
+    for store in _stores(rows, "trajectory"):
+        mine = [row["result"] for row in _of(rows, "trajectory") if row["cell"]["store"] == store]
+
+        def spread(key: str, scale: float = 1.0, mine: list[dict[str, Any]] = mine) -> str:
+            values = [scale * one[key] for one in mine]
+            return f"{text(float(np.mean(values)), 3)} ({text(min(values), 3)} to {text(max(values), 3)})"
+
+        shares = [spread("direction", 100), spread("last_direction", 100)]
+        lines.append([f"`{store}`", *shares, spread("root_nu"), spread("largest"), spread("largest_float32")])
+    header = ["kept as", "direction error, %", "at the last step, %", "√ν / FP32's", "largest update", "FP32's"]
+    return markdown(header, lines)
+
+
+def overhead_table(rows: Rows) -> str:
+    """Medians over the rounds; differences from the base in the same round, in microseconds, 95 % of Student's t."""
+    lines = []
+    for row in rows:
+        times = {name: np.array(values) for name, values in row["result"]["ms"].items()}
+        base = next(iter(times))
+        for name, values in times.items():
+            found = estimate(1e3 * (values - times[base]))
+            told = tables.gap(found, 1) if found and name != base else ""
+            lines.append([row["cell"]["kind"], f"`{name}`", text(float(np.median(values))), told])
+    return markdown(["timed", "arm", "ms a step", "less the first, µs [95 % CI] (rounds)"], lines)
+
+
+ISOLATED = ("adamw/no_random_bits", "adamw/nearest_dither", "adamw/nearest_rounding", "adamw")
+
+
+def isolated_table(record: dict[str, Any]) -> str:
+    """The rows of a record of examples/benchmarks that differ in their random bits alone, beside the first of them."""
+    measured = {row["contestant"]: row for row in record["rows"] if "error" not in row}
+    rows = [measured[name] for name in ISOLATED if name in measured]
+    lines = []
+    for row in rows:
+        more = tables.signed(100 * (row["ms"] / rows[0]["ms"] - 1), 1)
+        rates = [text(row["ms"]), text(row["gparam_per_s"])]
+        lines.append([f"`{row['contestant']}`", *rates, f"{more} %" if row is not rows[0] else ""])
+    return markdown(["step", "ms", "Gparam/s", "beside the first"], lines)
