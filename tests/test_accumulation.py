@@ -9,6 +9,8 @@ import tolerances
 import optax_sr8bit as sr8
 from optax_sr8bit import codecs
 
+pytestmark = pytest.mark.slow
+
 SPACING = 2.0**-7  # of BF16 in [1, 2)
 CODECS = {
     "weyl": codecs.Offset(),

@@ -19,6 +19,8 @@ import step
 import table
 import torch_step
 
+pytestmark = pytest.mark.slow
+
 COUNTS = {  # leaves and parameters, as the models' own descriptions have them
     "single": (1, 65536 * 4096),
     "llama1b": (146, 1_235_814_400),

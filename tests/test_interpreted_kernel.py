@@ -22,7 +22,10 @@ from optax_sr8bit_kernels.shard import Shard
 CASES = kernel_cases.cases()
 ROOT = Path(__file__).resolve().parent.parent
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton cannot be installed here")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton cannot be installed here"),
+]
 
 
 def jobs_of(case):

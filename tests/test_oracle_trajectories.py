@@ -19,6 +19,8 @@ from test_trajectories import assert_follows, bitsandbytes, gradients, initial, 
 
 import optax_sr8bit as sr8
 
+pytestmark = pytest.mark.slow
+
 
 def nadamw(p, grads, lr, weight_decay=1e-4, **hyper):
     return adamw.adamw(p, grads, lr, decay=weight_decay, nesterov=True, **hyper)

@@ -23,6 +23,8 @@ import run
 import runs
 from arms import MOMENTS, Arm
 
+pytestmark = pytest.mark.slow
+
 DIGITS = dict(
     model="digits", optimizer="adamw", width=64, batch=16, steps=20, shape="decaying", end=0.1, tuned=1e-3, probes=2
 )

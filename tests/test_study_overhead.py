@@ -14,6 +14,8 @@ import registration
 import tasks
 from arms import Arm
 
+pytestmark = pytest.mark.slow
+
 SMALL = dict(
     text="code", optimizer="adamw", width=64, layers=1, head=32, length=16, batch=2, steps=8, validation_batches=1
 )

@@ -19,6 +19,8 @@ pairs, report, report_checks, report_tables = map(
     importlib.import_module, ("pairs", "report", "report_checks", "report_tables")
 )
 
+pytestmark = pytest.mark.slow
+
 ANALYSIS = {"level": 0.05, "equivalence": 0.005, "superiority": 0.01, "correction": "holm"}
 SAMPLES = [[0.001, 0.002, -0.001, 0.0005], [0.02, 0.031, 0.012], [-0.004, 0.006, 0.001, 0.002, 0.0], [0.3, -0.2, 0.1]]
 GAPS = {"nearest/float32": 0.05, "stochastic/offset": 0.0005, "kahan/float32": 0.0, "stochastic/dynamic": -0.02}

@@ -13,6 +13,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 sys.path[:0] = [str(EXAMPLES), str(EXAMPLES / "study")]
 stale_moments = importlib.import_module("stale_moments")
 
+pytestmark = pytest.mark.slow
 STORES = ["sqrt_linear", "offset_nearest", "offset_weyl", "offset_philox"]
 MODEL = {"text": "prose", "optimizer": "adamw", "width": 32, "layers": 1, "head": 32, "length": 16, "batch": 4}
 MODEL |= {"steps": 50, "validation_batches": 1, "shape": "decaying", "end": 0.1, "tuned": 8e-3}
