@@ -218,6 +218,8 @@ def test_a_claim_with_fewer_seeds_than_registered_says_so():
     found = pairs.judged(CLAIMS[:1], rows, ANALYSIS)
     assert "shown so far: 5 of 8 seeds |" in report_tables.claims_table(found, [seeds])
     assert "shown |" in report_tables.claims_table(found, [5])
+    assert "0 of 0 measured claims shown, 1 registered; 1 more not with all seeds" in report.verdicts(found, [seeds])
+    assert "1 of 1 measured claims shown, 1 registered" in report.verdicts(found, [5])
     assert report.registered_seeds(CLAIMS[0], {}) is None
 
 
@@ -226,7 +228,7 @@ def test_runs_made_twice_are_compared_by_seed():
     for row in again:
         row["result"]["loss"] += 0.003 if row["cell"]["seed"] else -0.004
     table = report.again_table(rows, again)
-    assert table.count("| −0.0040, +0.0030, +0.0030 | 0.0034 |") == 2
+    assert table.count("| 0: −0.0040, 1: +0.0030, 2: +0.0030 | 0.0024 |") == 2
     assert report.again_table(rows, []) == ""
 
 

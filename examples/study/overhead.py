@@ -1,8 +1,8 @@
 """What random bits cost: the same step with and without them, turn by turn, alone and within a training step.
 
-A round times the program of each arm once, one after the other. An arm's cost is its time less the base's in the same
-round, so that a clock that drifts changes both. The base runs under two names: what the second seems to cost is the
-error of the method.
+A round times the program of each arm once, one after the other, beginning with another arm than the round before. An
+arm's cost is its time less the base's in the same round, so that a clock that drifts changes both. The base runs under
+two names: what the second seems to cost is the error of the method, but for what differs between processes.
 """
 
 import sys
@@ -37,8 +37,11 @@ def measure(settings: dict[str, Any], cell: dict[str, Any]) -> dict[str, Any]:
     names = [AGAIN if name in settings["arms"][:at] else name for at, name in enumerate(settings["arms"])]
     arms = [Arm.named(settings["optimizer"], name) for name in settings["arms"]]
     turns = [KINDS[cell["kind"]](task, arm, settings["tuned"], steps) for arm in arms]
-    rounds = [[turn() for turn in turns] for _ in range(settings["rounds"] + 1)][1:]
-    times = {name: [1e3 * turn[at] / steps for turn in rounds] for at, name in enumerate(names)}
+    times: dict[str, list[float]] = {name: [] for name in names}
+    for number in range(settings["rounds"] + 1):
+        for at in (*range(number % len(names), len(names)), *range(number % len(names))):
+            times[names[at]].append(1e3 * turns[at]() / steps)
+    times = {name: values[1:] for name, values in times.items()}  # the first round warms up
     size = sum(leaf.size for leaf in jax.tree.leaves(task.initial(0)))
     return {"parameters": size, "ms": significant(times)}
 

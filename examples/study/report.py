@@ -5,6 +5,7 @@ python examples/study/report.py [--records DIR] [--page docs/evidence.md]
 
 import argparse
 import json
+import math
 import string
 import tomllib
 from pathlib import Path
@@ -16,7 +17,7 @@ import report_checks as checks
 import report_figures as figures
 import report_negatives as negatives
 import report_tables as tables
-from pairs import REFERENCE, Judged, Rows, differences, estimate, judged, paired, rates_of, values
+from pairs import REFERENCE, Judged, Rows, differences, estimate, judged, rates_of, values
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parents[1] / "docs" / "evidence.md"
@@ -65,17 +66,20 @@ def environments(records: dict[str, dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def verdicts(found: list[Judged]) -> str:
-    """How many claims of each kind came out how, and by name those that were not shown."""
+def verdicts(found: list[Judged], registered: list[int | None]) -> str:
+    """How many claims of each kind came out how, of those with all registered seeds; by name those not shown."""
+    whole = {id(one) for one, n in zip(found, registered, strict=True) if one.estimate and one.estimate.n >= (n or 0)}
     lines = []
     for kind, meaning in (
         ("equivalent", "equivalent within the margin"),
         ("worse", "worse by more than the margin"),
     ):
         mine = [one for one in found if one.claim["kind"] == kind]
-        shown, measured = (sum(one.verdict in kinds for one in mine) for kinds in (("shown",), ("shown", "not shown")))
+        done = [one for one in mine if id(one) in whole and one.verdict != "not measured"]
+        shown, begun = (sum(one.verdict == "shown" for one in done), sum(one.p is not None for one in mine) - len(done))
         if mine:
-            lines.append(f"- *{meaning}*: {shown} of {measured} measured claims shown, {len(mine)} registered")
+            rest = f"; {begun} more not with all seeds" if begun else ""
+            lines.append(f"- *{meaning}*: {shown} of {len(done)} measured claims shown, {len(mine)} registered{rest}")
         for one in (one for one in mine if one.verdict == "not shown"):
             place = f"`{one.claim['arm']}` in {one.claim['experiment']} at rate × {one.claim['rate']}"
             lines.append(f"  - not shown: {place}, {tables.gap(one.estimate)} nats")
@@ -145,15 +149,17 @@ def reports_table(reports: list[dict[str, Any]]) -> str:
 
 
 def again_table(rows: Rows, again: Rows) -> str:
-    """Runs made twice: what the second differs from the first by."""
+    """Runs made twice: what the second differs from the first by; one run scatters by that / √2."""
     lines = []
     for arm in tables.arms_of(again):
         for rate in rates_of(again, arm):
-            found = paired(values(again, arm, rate), values(rows, arm, rate))
-            if len(found):
-                each = ", ".join(tables.signed(value) for value in found)
-                lines.append([f"`{arm}`", rate, each, tables.text(float(np.sqrt(np.mean(found**2))), 2)])
-    return tables.markdown(["arm", "rate", "second − first, by seed", "root mean square"], lines)
+            first, second = values(rows, arm, rate), values(again, arm, rate)
+            found = {key[1]: second[key] - first[key] for key in sorted(first.keys() & second.keys())}
+            if found:
+                each = ", ".join(f"{seed}: {tables.signed(value)}" for seed, value in found.items())
+                scatter = math.sqrt(np.mean(np.square(list(found.values()))) / 2)
+                lines.append([f"`{arm}`", rate, each, tables.text(scatter, 2)])
+    return tables.markdown(["arm", "rate", "second − first, seed: nats", "deviation of one run"], lines)
 
 
 def isolated() -> str:
@@ -196,11 +202,12 @@ def names_of(folder: Path, registration: dict[str, Any], published: dict[str, An
     if unknown := [claim["experiment"] for claim in claims if claim["experiment"] not in known]:
         raise ValueError(f"claims about experiments that are none: {unknown}")
     found = judged(claims, rows_of, registration["analysis"])
+    seeds = [registered_seeds(claim, registration) for claim in claims]
     made = {
         "tasks": tasks_table(registration.get("experiments", {})),
         "environments": environments(records),
-        "short_answer": verdicts(found),
-        "claims": tables.claims_table(found, [registered_seeds(claim, registration) for claim in claims]),
+        "short_answer": verdicts(found, seeds),
+        "claims": tables.claims_table(found, seeds),
         "best": tables.each(language, tables.best_table_of),
         "ordering": tables.ordering_table({name: rows for name, rows in rows_of.items() if name != "restart"}),
         "ordering_accuracy": tables.ordering_table({n: r for n, r in rows_of.items() if n == "digits"}, "accuracy"),
