@@ -48,6 +48,22 @@ def test_a_turn_is_so_many_steps_of_the_arm(kind, monkeypatch):
     assert min(moved) > 0
 
 
+def test_every_round_begins_with_another_arm(monkeypatch):
+    order = []
+    monkeypatch.setitem(overhead.KINDS, "training", lambda task, arm, *_: lambda: order.append(arm.name) or 1.0)
+    overhead.measure(SMALL | {"arms": ["nearest/offset", "stochastic/offset"]}, {"kind": "training"})
+    assert order == ["nearest/offset", "stochastic/offset", "stochastic/offset", "nearest/offset", *order[:2]]
+
+
+def test_runs_made_again_are_of_the_same_settings():
+    experiments = registration.load()["experiments"]
+    own = ("grid", "follow", "pilot")  # which runs; what is followed reads gradients and changes nothing
+    first, again = (
+        {k: v for k, v in experiments[name].items() if k not in own} for name in ("h200_adamw", "h200_again")
+    )
+    assert first == again
+
+
 def test_the_registered_base_draws_no_bits_and_runs_again():
     settings = registration.load()["experiments"]["h200_overhead"]
     assert settings["arms"][0] == settings["arms"][-1] == "nearest/offset_nearest"

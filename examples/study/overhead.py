@@ -39,7 +39,8 @@ def measure(settings: dict[str, Any], cell: dict[str, Any]) -> dict[str, Any]:
     turns = [KINDS[cell["kind"]](task, arm, settings["tuned"], steps) for arm in arms]
     times: dict[str, list[float]] = {name: [] for name in names}
     for number in range(settings["rounds"] + 1):
-        for at in (*range(number % len(names), len(names)), *range(number % len(names))):
+        for place in range(len(names)):
+            at = (number + place) % len(names)
             times[names[at]].append(1e3 * turns[at]() / steps)
     times = {name: values[1:] for name, values in times.items()}  # the first round warms up
     size = sum(leaf.size for leaf in jax.tree.leaves(task.initial(0)))

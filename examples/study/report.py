@@ -55,32 +55,36 @@ def environments(records: dict[str, dict[str, Any]]) -> str:
     lines = []
     for name, record in records.items():
         for number in sorted({row.get("environment", 0) for row in record["rows"]}):
-            place = record["environments"][number]
             made = sum(row.get("environment", 0) == number for row in record["rows"])
-            told = [f"{place.get('device') or 'device unknown'}"]
-            told += [str(place["processor"])] if place.get("processor") else []
-            told += [f"driver {place['driver']}"] if place.get("driver") else []
-            told.append(", ".join(f"{package} {version}" for package, version in place.get("versions", {}).items()))
-            told.append(f"commit {place.get('commit') or 'unknown'}")
-            lines.append(f"- {name}, {made} {'run' if made == 1 else 'runs'}: " + "; ".join(filter(None, told)))
+            lines.append(f"- {name}, {made} {'run' if made == 1 else 'runs'}: {where(record['environments'][number])}")
     return "\n".join(lines)
+
+
+def where(place: dict[str, Any]) -> str:
+    """Device, processor, driver, versions and commit, as far as they are known."""
+    told = [f"{place.get('device') or 'device unknown'}"]
+    told += [str(place["processor"])] if place.get("processor") else []
+    told += [f"driver {place['driver']}"] if place.get("driver") else []
+    told.append(", ".join(f"{package} {version}" for package, version in place.get("versions", {}).items()))
+    told.append(f"commit {place.get('commit') or 'unknown'}")
+    return "; ".join(filter(None, told))
 
 
 def verdicts(found: list[Judged], registered: list[int | None]) -> str:
     """How many claims of each kind came out how, of those with all registered seeds; by name those not shown."""
-    whole = {id(one) for one, n in zip(found, registered, strict=True) if one.estimate and one.estimate.n >= (n or 0)}
+    claims = list(zip(found, registered, strict=True))
     lines = []
     for kind, meaning in (
         ("equivalent", "equivalent within the margin"),
         ("worse", "worse by more than the margin"),
     ):
-        mine = [one for one in found if one.claim["kind"] == kind]
-        done = [one for one in mine if id(one) in whole and one.verdict != "not measured"]
-        shown, begun = (sum(one.verdict == "shown" for one in done), sum(one.p is not None for one in mine) - len(done))
+        mine = [(one, seeds) for one, seeds in claims if one.claim["kind"] == kind]
+        early = sum(tables.is_early(one, seeds) for one, seeds in mine)
+        done = [one.verdict for one, seeds in mine if one.p is not None and not tables.is_early(one, seeds)]
         if mine:
-            rest = f"; {begun} more not with all seeds" if begun else ""
-            lines.append(f"- *{meaning}*: {shown} of {len(done)} measured claims shown, {len(mine)} registered{rest}")
-        for one in (one for one in mine if one.verdict == "not shown"):
+            counts = f"{done.count('shown')} of {len(done)} measured claims shown, {len(mine)} registered"
+            lines.append(f"- *{meaning}*: {counts}" + (f"; {early} more not with all seeds" if early else ""))
+        for one in (one for one, _ in mine if one.verdict == "not shown"):
             place = f"`{one.claim['arm']}` in {one.claim['experiment']} at rate × {one.claim['rate']}"
             lines.append(f"  - not shown: {place}, {tables.gap(one.estimate)} nats")
     return "\n".join(lines)
@@ -167,9 +171,7 @@ def isolated() -> str:
     parts = []
     for path in BENCHMARKS:
         record = json.loads(path.read_text(encoding="utf-8"))
-        place = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
-        told = f"{record['device']}, driver {record['driver']}; {place}; commit {record['commit']}."
-        parts += [checks.isolated_table(record), told]
+        parts += [checks.isolated_table(record), where(record) + "."]
     return "\n\n".join(parts)
 
 

@@ -1,12 +1,13 @@
 """Tables of the experiments that do not train: closed forms, moments in few bits, what random bits cost."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 import report_tables as tables
 from pairs import Rows, estimate
-from report_tables import markdown, text
+from report_tables import markdown, place, text
 
 ROUNDINGS = ("float32", "nearest", "stochastic", "kahan", "split24", "bits16", "bits8", "bits4", "bits2", "frozen")
 STORES = (
@@ -16,69 +17,50 @@ STORES = (
 CASES = ("stationary", "drop", "outlier")
 
 
-def _place(known: tuple[str, ...], name: str) -> int:
-    return known.index(name) if name in known else len(known)
-
-
 def _of(rows: Rows, kind: str) -> Rows:
-    found = [row for row in rows if row["cell"]["kind"] == kind]
-    return sorted(found, key=lambda row: (_place(ROUNDINGS, row["cell"].get("rounding", "")), row["cell"].get("at", 0)))
+    return [row for row in rows if row["cell"]["kind"] == kind]
 
 
-def _told(value: Any) -> str:
-    """ "yes" and "no" of a judgement; nothing where there is none."""
-    return {True: "yes", False: "no"}.get(value, "")
+def _checked(rows: Rows, at: str, columns: list[tuple[str, str]], shown: Callable[[float], str] = text) -> str:
+    """Rows by rounding and `at`, so titled, with these (title, key) of their results, and whether they are within."""
+    lines = []
+    for row in sorted(rows, key=lambda row: (place(ROUNDINGS, row["cell"]["rounding"]), row["cell"]["at"])):
+        cell, found = row["cell"], row["result"]
+        values = [shown(cell["at"]), *(text(found.get(key)) for _, key in columns)]
+        lines.append([f"`{cell['rounding']}`", *values, "yes" if found["within"] else "no"])
+    return markdown(["rounding", at, *(title for title, _ in columns), "within"], lines)
 
 
 def accumulate_table(rows: Rows) -> str:
     """Controls have a wrong mean or variance on purpose."""
-    lines = []
-    for row in _of(rows, "accumulate"):
-        cell, found = row["cell"], row["result"]
-        numbers = [found[key] for key in ("mean", "expected_mean", "variance", "expected_variance")]
-        share = text(cell["at"] / 65536, 2)
-        lines.append([f"`{cell['rounding']}`", share, *(text(value) for value in numbers), _told(found["within"])])
-    return markdown(["rounding", "update / spacing", "mean", "expected", "variance", "expected", "within"], lines)
+    columns = [("mean", "mean"), ("expected", "expected_mean")]
+    columns += [("variance", "variance"), ("expected", "expected_variance")]
+    return _checked(_of(rows, "accumulate"), "update / spacing", columns, lambda at: text(at / 65536, 2))
 
 
 def decay_table(rows: Rows) -> str:
-    lines = [
-        [
-            f"`{row['cell']['rounding']}`",
-            text(row["cell"]["at"]),
-            text(row["result"]["mean"]),
-            text(row["result"]["expected"]),
-            _told(row["result"]["within"]),
-        ]
-        for row in _of(rows, "decay")
-    ]
-    return markdown(["rounding", "rate × decay", "weight left", "expected", "within"], lines)
+    return _checked(_of(rows, "decay"), "rate × decay", [("weight left", "mean"), ("expected", "expected")])
 
 
 def dead_zone_table(rows: Rows) -> str:
-    lines = []
+    """Of SR the mean is known, of the others the largest distance."""
+    told = []
     for row in _of(rows, "dead_zone"):
-        cell, found = row["cell"], row["result"]
-        measured = [found[key] for key in ("mean", "least", "largest")]
-        limit = f"at most {text(found['expected_largest'])}" if "expected_largest" in found else "mean 1/3"
-        own = [text(cell["at"]), *(text(value) for value in measured), limit, _told(found["within"])]
-        lines.append([f"`{cell['rounding']}`", *own])
-    return markdown(["rounding", "rate × curvature", "mean", "least", "largest", "expected", "within"], lines)
+        largest = row["result"].get("expected_largest")
+        limit = "mean 1/3" if largest is None else f"at most {text(largest)}"
+        told.append(row | {"result": row["result"] | {"limit": limit}})
+    columns = [("mean", "mean"), ("least", "least"), ("largest", "largest"), ("expected", "limit")]
+    return _checked(told, "rate × curvature", columns)
 
 
 def floor_table(rows: Rows) -> str:
-    lines = []
-    for row in _of(rows, "floor"):
-        cell, found = row["cell"], row["result"]
-        keys = ("square", "expected", "small_rate", "sum")
-        own = [text(cell["at"]), *(text(found.get(key)) for key in keys), _told(found["within"])]
-        lines.append([f"`{cell['rounding']}`", *own])
-    return markdown(["rounding", "rate", "mean square", "expected", "Δ E|g| / 2h", "plus SGD's noise", "within"], lines)
+    columns = [("mean square", "square"), ("expected", "expected"), ("Δ E|g| / 2h", "small_rate")]
+    return _checked(_of(rows, "floor"), "rate", [*columns, ("plus SGD's noise", "sum")])
 
 
 def _stores(rows: Rows, kind: str) -> list[str]:
     found = {row["cell"]["store"] for row in rows if row["cell"]["kind"] == kind}
-    return sorted(found, key=lambda name: (_place(STORES, name), name))
+    return sorted(found, key=lambda name: (place(STORES, name), name))
 
 
 def averages_table(rows: Rows) -> str:
@@ -98,14 +80,13 @@ def largest_table(rows: Rows) -> str:
     """The largest |m| / √v over all steps, elements and b2; with v before and after it is stored; and zeros of v."""
     lines = []
     for store in _stores(rows, "average"):
+        mine = [row for row in _of(rows, "average") if row["cell"]["store"] == store]
         cells = [f"`{store}`"]
         for case in CASES:
-            mine = [
-                r["result"] for r in _of(rows, "average") if (r["cell"]["store"], r["cell"]["case"]) == (store, case)
-            ]
-            largest = [max((one[key] for one in mine), default=None) for key in ("largest", "largest_stored")]
+            found = [row["result"] for row in mine if row["cell"]["case"] == case]
+            largest = [max((one[key] for one in found), default=None) for key in ("largest", "largest_stored")]
             cells.append(" / ".join(text(value, 3) for value in largest))
-        zeros = max(row["result"]["zeros"] for row in _of(rows, "average") if row["cell"]["store"] == store)
+        zeros = max(row["result"]["zeros"] for row in mine)
         lines.append([*cells, f"{100 * zeros:.0f} %"])
     return markdown(["kept as", *CASES, "v stored as 0, at most"], lines)
 

@@ -17,8 +17,12 @@ MOMENTS = ("float32", "offset", "offset_nearest", "dynamic", "bfloat16_nearest",
 def arm_key(name: str) -> tuple[int, int, str]:
     """The place of an arm in all tables; unknown ones last."""
     weights, _, moments = name.partition("/")
-    places = [known.index(part) if part in known else 99 for known, part in ((WEIGHTS, weights), (MOMENTS, moments))]
-    return places[0], places[1], name
+    return place(WEIGHTS, weights), place(MOMENTS, moments), name
+
+
+def place(known: tuple[str, ...], name: str) -> int:
+    """Of a name among those known, for sorting; others come after."""
+    return known.index(name) if name in known else len(known)
 
 
 def arms_of(rows: Rows) -> list[str]:
@@ -34,20 +38,6 @@ def markdown(header: Iterable[str], lines: Iterable[Iterable[str]]) -> str:
     header = list(header)
     body = [header, ["---"] * len(header), *lines]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in body)
-
-
-def laid_out(rows: Rows, cells: dict[str, str], results: dict[str, str], digits: int = 4) -> str:
-    """Rows as they are, by their cells: {key: title} of cells, then of results; a column for each."""
-
-    def place(row: dict[str, Any]) -> list[tuple[bool, Any]]:
-        found = [row["cell"].get(key) for key in cells]
-        return [(False, value) if isinstance(value, int | float) else (True, str(value)) for value in found]
-
-    lines = (
-        [*(text(row["cell"].get(key)) for key in cells), *(text(row["result"].get(key), digits) for key in results)]
-        for row in sorted(rows, key=place)
-    )
-    return markdown([*cells.values(), *results.values()], lines)
 
 
 def text(value: Any, digits: int = 4) -> str:
@@ -112,15 +102,19 @@ def best_table(found: list[Best]) -> str:
     return markdown(["arm", "best rate", "mean loss (n)", "gap to FP32 at its best"], lines)
 
 
+def is_early(judged: Judged, registered: int | None) -> bool:
+    """Whether a verdict rests on fewer seeds than were registered: stopping early biases it."""
+    return bool(registered and judged.p is not None and judged.estimate and judged.estimate.n < registered)
+
+
 def claims_table(found: list[Judged], registered: list[int | None]) -> str:
-    """With how many seeds of each were registered; a verdict from fewer is marked, since stopping early biases it."""
+    """With how many seeds of each were registered; early verdicts are marked."""
     lines = []
     for judged, seeds in zip(found, registered, strict=True):
         claim = judged.claim
         names = [claim["experiment"], f"`{claim['arm']}`", f"`{claim.get('reference', REFERENCE)}`", claim["rate"]]
         numbers = [gap(judged.estimate), p_value(judged.p), p_value(judged.adjusted)]
-        early = seeds and judged.p is not None and judged.estimate and judged.estimate.n < seeds
-        mark = f" so far: {judged.estimate.n} of {seeds} seeds" if early and judged.estimate else ""
+        mark = f" so far: {judged.estimate.n} of {seeds} seeds" if judged.estimate and is_early(judged, seeds) else ""
         lines.append([*names, claim["kind"], *numbers, judged.verdict + mark])
     header = ["experiment", "arm", "against", "rate", "claim", "gap [95 % CI] (n)", "p", "p, Holm", "verdict"]
     return markdown(header, lines)
