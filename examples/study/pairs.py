@@ -7,6 +7,7 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
+from scipy.stats import quantile_test
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.weightstats import DescrStatsW, ttost_paired
 
@@ -19,12 +20,12 @@ Rows = list[dict[str, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """A mean of paired differences.
+    """A mean of paired differences, or of `median` their median.
 
     Attributes:
       n: pairs.
       mean: nan where a run of a pair diverged.
-      low: lower end of the 95 % interval of Student's t; nan with fewer than two pairs, or where one diverged.
+      low: lower end of the 95 % interval; nan with too few pairs for one, or where one diverged.
       high: its upper end.
       sd: standard deviation of the differences; nan as the ends.
       diverged: pairs with a run whose value is not finite.
@@ -105,7 +106,7 @@ def differences(rows: Rows, arm: str, reference: str, rate: str, metric: str = "
 
 
 def estimate(difference: np.ndarray) -> Estimate | None:
-    """None of nothing."""
+    """The mean, with an interval of Student's t; None of nothing."""
     n, diverged = len(difference), int(np.sum(~np.isfinite(difference)))
     if n == 0:
         return None
@@ -118,6 +119,12 @@ def estimate(difference: np.ndarray) -> Estimate | None:
     # statsmodels divides by a deviation of zero, with a warning, where all differences are one number.
     low, high = stats.tconfint_mean(0.05) if sd else (stats.mean, stats.mean)
     return Estimate(n, float(stats.mean), float(low), float(high), sd)
+
+
+def median(difference: np.ndarray) -> Estimate:
+    """With an interval from the order of the differences, which assumes nothing of them but that they are independent."""
+    ends = quantile_test(difference, p=0.5).confidence_interval(0.95)
+    return Estimate(len(difference), float(np.median(difference)), float(ends.low), float(ends.high))
 
 
 def equivalence_p(difference: np.ndarray, margin: float) -> float:

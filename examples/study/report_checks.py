@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 import report_tables as tables
-from pairs import Rows, estimate
+from pairs import Rows, median
 from report_tables import markdown, place, text
 
 ROUNDINGS = ("float32", "nearest", "stochastic", "kahan", "split24", "bits16", "bits8", "bits4", "bits2", "frozen")
@@ -108,15 +108,14 @@ def trajectory_table(rows: Rows) -> str:
 
 
 def overhead_table(rows: Rows) -> str:
-    """Means over the rounds; differences from the base in the same round, in microseconds, 95 % of Student's t."""
+    """Medians over the rounds, and of the differences from the base in the same round, in microseconds."""
     lines = []
     for row in rows:
         times = {name: np.array(values) for name, values in row["result"]["ms"].items()}
         base = next(iter(times))
         for name, values in times.items():
-            found = estimate(1e3 * (values - times[base]))
-            told = tables.gap(found, 1) if found and name != base else ""
-            lines.append([row["cell"]["kind"], f"`{name}`", text(float(values.mean())), told])
+            told = tables.gap(median(1e3 * (values - times[base])), 1) if name != base else ""
+            lines.append([row["cell"]["kind"], f"`{name}`", text(float(np.median(values))), told])
     return markdown(["timed", "arm", "ms a step", "less the first, µs [95 % CI] (rounds)"], lines)
 
 
