@@ -2,7 +2,7 @@
 
 from optax_sr8bit import checkpoint as checkpoint, codecs as codecs, rounding as rounding
 from optax_sr8bit.clipping import clip_by_global_norm as clip_by_global_norm, global_norm as global_norm
-from optax_sr8bit.master import master_params as master_params
+from optax_sr8bit.master import from_master as from_master, master_params as master_params
 from optax_sr8bit.optimizers import *  # noqa: F403 -- one line there adds an optimizer
 from optax_sr8bit.quantize import quantize_moments as quantize_moments
 from optax_sr8bit.report import check as check, explain as explain

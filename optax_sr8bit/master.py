@@ -1,15 +1,16 @@
-"""The float32 view of parameters that keep a correction: what the optimizer takes them to be."""
+"""The float32 view of parameters that keep a correction, what the optimizer takes them to be, and the way back."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from optax_sr8bit import state as states
-from optax_sr8bit.plan import plan_tree
+from optax_sr8bit.plan import named_leaves, plan_tree
 from optax_sr8bit.report import require, states_in
 from optax_sr8bit.transform import Transformation
-from optax_sr8bit_kernels.xla import load, unsigned
+from optax_sr8bit_kernels.xla import load, store, unsigned
 
 
 def master_params(tx: Transformation, params: Any, state: Any) -> Any:
@@ -35,19 +36,91 @@ def master_params(tx: Transformation, params: Any, state: Any) -> Any:
       >>> float(params["w"][0, 0]), f"{sr8.master_params(tx, params, state)['w'][0, 0]:.4f}"
       (1.0, '0.9999')
     """
-    require(tx)
-    rule = tx.definition.rule
-    found = states_in(state, rule)
-    if len(found) != 1:
-        raise ValueError(f"expected one {rule.state.__name__} in the state, found {len(found)}")
+    own = _own(tx, state)
     plans = plan_tree(params, tx.options)
-    states.check(rule, found[0], plans, tx.options)
+    states.check(tx.definition.rule, own, plans, tx.options)
     leaves, structure = jax.tree.flatten(params)
     joined = []
-    beside = jax.tree.leaves(found[0].correction) or [None] * len(plans)
+    beside = jax.tree.leaves(own.correction) or [None] * len(plans)
     for plan, leaf, kept in zip(plans, leaves, beside, strict=True):
         if plan.correction is None or plan.rounding.join is None:
             joined.append(load(leaf))
         else:
             joined.append(plan.rounding.join(*(unsigned(x).astype(jnp.uint32) for x in (leaf, kept))))
     return jax.tree.unflatten(structure, joined)
+
+
+def from_master(
+    tx: Transformation, master: Any, narrow: Callable[[str, Any], bool] = lambda path, leaf: True
+) -> tuple[Any, Any]:
+    """Parameters and a fresh state for FP32 weights, with what rounding these loses kept as the correction.
+
+    `tx.init` of parameters that were cast begins with corrections of zero: all weights lie on multiples of their
+    spacing, and none of those stored moves before half a spacing has gathered. So they stand still together and start
+    together, which costs loss (`docs/evidence.md`). FP32 weights lie anywhere between.
+
+    Args:
+      tx: the optimizer, or an `sr8.chain` that ends in it, whose `rounding` keeps a correction.
+      master: a tree of arrays, any shapes; those in float32 become bfloat16, others are parameters as they are.
+      narrow: (path, leaf) -> whether a float32 leaf becomes bfloat16; by default all do.
+
+    Returns:
+      (parameters like `master`, the state); `master_params` of these is `master`, as near as the rounding can say.
+
+    Raises:
+      ValueError: where the rounding keeps nothing beside any parameter.
+      TypeError: where tx is no optimizer of this library, or for leaves that are no arrays of floats.
+
+    Example:
+      >>> import jax.numpy as jnp, optax_sr8bit as sr8
+      >>> tx = sr8.adamw(1e-4, rounding="split32")
+      >>> params, state = sr8.from_master(tx, {"w": jnp.full((64, 128), 0.1)})
+      >>> float(params["w"][0, 0]), f"{sr8.master_params(tx, params, state)['w'][0, 0]:.9f}"
+      (0.10009765625, '0.100000001')
+    """
+    require(tx)
+
+    def as_param(name: str, leaf: Any) -> Any:
+        wide = getattr(leaf, "dtype", None) == jnp.float32 and narrow(name, leaf)
+        return jax.ShapeDtypeStruct(leaf.shape, jnp.bfloat16) if wide else leaf
+
+    leaves, structure = jax.tree.flatten(master)
+    wanted = [as_param(name, leaf) for name, leaf in named_leaves(master)]
+    plans = plan_tree(jax.tree.unflatten(structure, wanted), tx.options)
+    if all(plan.correction is None for plan in plans):
+        raise ValueError(
+            f"{tx.definition.rule.name} keeps nothing beside these parameters, in which the weights could go on: cast "
+            "them and call tx.init, or build it with rounding='kahan', 'split24' or 'split32'"
+        )
+    params, beside = [], []
+    for plan, leaf in zip(plans, leaves, strict=True):
+        if plan.correction is None or leaf.dtype != jnp.float32:
+            params.append(leaf if leaf.dtype == plan.dtype else jnp.asarray(leaf, plan.dtype))
+            beside.append(None)
+            continue
+        x = jnp.asarray(leaf)
+        stored = plan.rounding.encoders[plan.dtype.name](x, jnp.uint32(0))  # to nearest, like all that keep a rest
+        assert plan.rounding.rest is not None
+        params.append(store(stored, plan.dtype))
+        beside.append(store(plan.rounding.rest(x, stored), plan.correction))
+    params = jax.tree.unflatten(structure, params)
+    state = tx.init(params)
+    own = _own(tx, state)
+    zeros, of = jax.tree.flatten(own.correction)
+    kept = [zero if rest is None else rest for zero, rest in zip(zeros, beside, strict=True)]
+    whole = own._replace(correction=jax.tree.unflatten(of, kept))
+
+    def is_own(x: Any) -> bool:
+        return isinstance(x, tx.definition.rule.state)
+
+    return params, jax.tree.map(lambda x: whole if is_own(x) else x, state, is_leaf=is_own)
+
+
+def _own(tx: Transformation, state: Any) -> Any:
+    """The optimizer's own state in that of a chain."""
+    require(tx)
+    rule = tx.definition.rule
+    found = states_in(state, rule)
+    if len(found) != 1:
+        raise ValueError(f"expected one {rule.state.__name__} in the state, found {len(found)}")
+    return found[0]

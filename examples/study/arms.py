@@ -3,13 +3,16 @@
 import dataclasses
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import optax
 
 import optax_sr8bit as sr8
 from momentum import round_momentum
 
-WEIGHTS = ("float32", "nearest", "stochastic", "kahan", "split24")
+FROM_FLOAT32 = "_from_float32"
+"""Ends the names of weights that begin with what rounding the first ones lost, instead of nothing, beside them."""
+WEIGHTS = ("float32", "nearest", "stochastic", "kahan", "split24", "kahan" + FROM_FLOAT32, "split24" + FROM_FLOAT32)
 MOMENTS = ("float32", "offset", "offset_nearest", "dynamic", "bfloat16_nearest", "bfloat16_stochastic")
 OPTIMIZERS = ("adamw", "lion", "sgd")
 DECAY = 0.1
@@ -22,7 +25,7 @@ class Arm:
 
     Attributes:
       optimizer: "adamw", "lion" or "sgd" (momentum 0.9).
-      weights: "float32", or the rounding of BF16 weights.
+      weights: "float32", or the rounding of BF16 weights, `FROM_FLOAT32` behind it or not.
       moments: "float32"; a codec of 8 bits, "offset_nearest" being `offset` without dither; or "bfloat16_nearest" and
         "bfloat16_stochastic", which round the momentum alone, to nearest or stochastically.
     """
@@ -60,7 +63,12 @@ class Arm:
     @property
     def corrects(self) -> bool:
         """Whether something is kept beside the weights."""
-        return self.weights in ("kahan", "split24")
+        return self.rounding in ("kahan", "split24")
+
+    @property
+    def rounding(self) -> str:
+        """Of the weights."""
+        return self.weights.removesuffix(FROM_FLOAT32)
 
     @property
     def is_reference(self) -> bool:
@@ -73,7 +81,7 @@ class Arm:
             return getattr(optax, self.optimizer)(schedule, **self._settings())
         options: dict[str, Any] = {"seed": seed}
         if self.weights != "float32":
-            options["rounding"] = self.weights
+            options["rounding"] = self.rounding
         if self.rounds_momentum:
             return sr8.chain(
                 round_momentum(optax.scale_by_adam(), stochastic=self.moments == "bfloat16_stochastic", seed=seed),
@@ -83,6 +91,14 @@ class Arm:
             )
         codec = sr8.codecs.Offset(dither="nearest") if self.moments == "offset_nearest" else self.moments
         return getattr(sr8, self.optimizer)(schedule, codec=codec, **options, **self._settings())
+
+    def begin(self, schedule: optax.Schedule, seed: int, weights: Any) -> tuple[Any, Any]:
+        """Weights as stored, copied since steps donate them, and the optimizer's state, for FP32 ones."""
+        tx = self.build(schedule, seed)
+        if self.weights.endswith(FROM_FLOAT32):
+            return sr8.from_master(tx, weights)
+        params = jax.tree.map(lambda p: jnp.array(p, self.dtype, copy=True), weights)
+        return params, tx.init(params)
 
     def unrounded(self, schedule: optax.Schedule) -> Any:
         """The same for FP32 weights, which nothing rounds."""

@@ -10,7 +10,7 @@ import numpy as np
 from pairs import REFERENCE, Best, Estimate, Judged, Rows, best_rates, differences, estimate, rates_of, values
 
 # In the order of arms.py, which is not imported: it needs JAX, and this needs records alone.
-WEIGHTS = ("float32", "nearest", "stochastic", "kahan", "split24")
+WEIGHTS = ("float32", "nearest", "stochastic", "kahan", "split24", "kahan_from_float32", "split24_from_float32")
 MOMENTS = ("float32", "offset", "offset_nearest", "dynamic", "bfloat16_nearest", "bfloat16_stochastic")
 
 

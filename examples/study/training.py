@@ -51,9 +51,9 @@ def average_of_squares(average: jax.Array, grad: jax.Array) -> jax.Array:
 def begin(task: Task, arm: Arm, rate: float, seed: int, follow: bool, start: Any = None) -> tuple[Any, Any, Any]:
     """Weights as stored, optimizer state, averages of squares (scalars where they are not followed)."""
     weights = task.initial(seed) if start is None else start
-    params = jax.tree.map(lambda p: jnp.array(p, arm.dtype, copy=True), weights)  # a copy: steps donate it
+    params, state = arm.begin(lambda count: rate * task.shape(count), seed, weights)
     squares = jax.tree.map(lambda p: jnp.zeros(p.shape if follow else (), jnp.float32), params)
-    return params, arm.build(lambda count: rate * task.shape(count), seed).init(params), squares
+    return params, state, squares
 
 
 @functools.cache
