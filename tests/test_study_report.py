@@ -235,7 +235,8 @@ def test_runs_made_twice_are_compared_by_seed():
 def test_overhead_is_that_of_the_same_round():
     """By medians: where the machine halts in one round, the mean of the others is lost in it."""
     base = np.arange(1.0, 8.0)
-    ms = {"base": [*base], "other": [*base[:-1] + 0.5, 99.0], "again": [*base + [-3e-3, -2e-3, -1e-3, 0, 1e-3, 1e-3, 2e-3]]}
+    again = base + np.array([-3, -2, -1, 0, 1, 1, 2]) / 1e3
+    ms = {"base": [*base], "other": [*base[:-1] + 0.5, 99.0], "again": [*again]}
     rows = [{"cell": {"kind": "training"}, "result": {"parameters": 7, "ms": ms}}]
     lines = report_checks.overhead_table(rows).splitlines()[2:]
     assert lines[0] == "| training | `base` | 4 |  |"
