@@ -224,9 +224,29 @@ def test_float32_weights_are_kept_as_far_as_the_rounding_can(how):
     tx.step(params, state, params)
 
 
+@pytest.mark.skipif(jax.device_count() < 8, reason="needs eight devices")
+@pytest.mark.parametrize("kind", [jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit], ids=str)
+def test_float32_weights_go_on_where_they_are(kind):
+    mesh = jax.make_mesh((4, 2), ("a", "b"), axis_types=(kind, kind))
+    master, tx = {"w": normal((64, 512), 1, 1.0, F32)}, ADAMW(rounding="split24")
+    alone = sr8.from_master(tx, master)
+    with jax.set_mesh(mesh):
+        placed = jax.device_put(master, jax.NamedSharding(mesh, jax.P("a", "b")))
+        params, state = sr8.from_master(tx, placed)
+        assert_same_bits((params, state), alone)
+        assert params["w"].sharding == placed["w"].sharding
+        for leaf, where in zip(jax.tree.leaves(state), jax.tree.leaves(sr8.shardings(tx, params)), strict=True):
+            assert leaf.sharding.is_equivalent_to(where, leaf.ndim)
+
+
 def test_nothing_goes_on_where_nothing_is_kept():
-    with pytest.raises(ValueError, match=r"adamw keeps nothing beside .* tx\.init.*'split24'"):
-        sr8.from_master(ADAMW(), small())
+    wide = jax.tree.map(lambda p: p.astype(F32), small())
+    with pytest.raises(ValueError, match=r"float32 to bfloat16 by 'stochastic'.*'split24'.*tx\.init"):
+        sr8.from_master(ADAMW(), wide)
+    with pytest.raises(ValueError, match="here: bfloat16 to bfloat16 by 'kahan'"):
+        sr8.from_master(ADAMW(rounding="kahan"), small())
+    with pytest.raises(ValueError, match="here: float32 to float32 by 'kahan'"):
+        sr8.from_master(ADAMW(rounding="kahan"), wide, narrow=lambda path, leaf: False)
     with pytest.raises(TypeError, match="expected an optimizer"):
         sr8.from_master(optax.adamw(1e-3), small())
     with pytest.raises(TypeError, match="w: int32"):
