@@ -56,19 +56,19 @@ def from_master(
     """Parameters and a fresh state for FP32 weights, with what rounding these loses kept as the correction.
 
     `tx.init` of parameters that were cast begins with corrections of zero: all weights lie on multiples of their
-    spacing, and none of those stored moves before half a spacing has gathered. So they stand still together and start
-    together, which costs loss (`docs/evidence.md`). FP32 weights lie anywhere between.
+    spacing, where FP32 weights lie anywhere between. What that costs: `docs/evidence.md`.
 
     Args:
       tx: the optimizer, or an `sr8.chain` that ends in it, whose `rounding` keeps a correction.
-      master: a tree of arrays, any shapes; those in float32 become bfloat16, others are parameters as they are.
+      master: a tree of arrays, any shapes; those in float32 become bfloat16, to nearest where nothing is kept beside
+        them. Others are handed on, not copied: donation of the parameters deletes them here too.
       narrow: (path, leaf) -> whether a float32 leaf becomes bfloat16; by default all do.
 
     Returns:
       (parameters like `master`, the state); `master_params` of these is `master`, as near as the rounding can say.
 
     Raises:
-      ValueError: where the rounding keeps nothing beside any parameter.
+      ValueError: where nothing is kept: no leaf is float32, or the rounding keeps nothing.
       TypeError: where tx is no optimizer of this library, or for leaves that are no arrays of floats.
 
     Example:
@@ -87,14 +87,17 @@ def from_master(
     leaves, structure = jax.tree.flatten(master)
     wanted = [as_param(name, leaf) for name, leaf in named_leaves(master)]
     plans = plan_tree(jax.tree.unflatten(structure, wanted), tx.options)
-    if all(plan.correction is None for plan in plans):
+    pairs = list(zip(plans, leaves, strict=True))
+    rounded = [leaf.dtype == jnp.float32 and plan.correction is not None for plan, leaf in pairs]
+    if not any(rounded):
+        found = sorted({f"{leaf.dtype} to {plan.dtype} by {plan.rounding.name!r}" for plan, leaf in pairs})
         raise ValueError(
-            f"{tx.definition.rule.name} keeps nothing beside these parameters, in which the weights could go on: cast "
-            "them and call tx.init, or build it with rounding='kahan', 'split24' or 'split32'"
+            f"no leaf is rounded from float32 with something kept beside it (here: {'; '.join(found)}): give float32 "
+            f"weights to {tx.definition.rule.name}(rounding='kahan', 'split24' or 'split32'), or cast and call tx.init"
         )
     params, beside = [], []
-    for plan, leaf in zip(plans, leaves, strict=True):
-        if plan.correction is None or leaf.dtype != jnp.float32:
+    for (plan, leaf), keeps in zip(pairs, rounded, strict=True):
+        if not keeps:
             params.append(leaf if leaf.dtype == plan.dtype else jnp.asarray(leaf, plan.dtype))
             beside.append(None)
             continue

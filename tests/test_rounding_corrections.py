@@ -185,6 +185,74 @@ def mixed():
     return small() | {"norm": normal((40,), 5, 1.0, F32)}
 
 
+@pytest.mark.parametrize("opt", **named((ADAMW, LION)))
+def test_split32_goes_on_from_float32_weights(opt):
+    """From weights that are no multiples of their spacing: every step bit for bit, those in a chain and in jit too."""
+    half, whole = sr8.chain(optax.clip_by_global_norm(1.0), opt(rounding="split32")), opt()
+    master = jax.tree.map(lambda p: normal(p.shape, p.size, 0.02, F32), small())
+    params, state = jax.jit(lambda master: sr8.from_master(half, master))(master)
+    assert {p.dtype for p in jax.tree.leaves(params)} == {jnp.dtype(BF16)}
+    reference = whole.init(master)
+    clip = optax.clip_by_global_norm(1.0)
+    for i in range(10):
+        assert_same_bits(sr8.master_params(half, params, state), master)
+        grads = grads_like(params, i, dtype=F32)
+        params, state = half.step(grads, state, params)
+        clipped, _ = clip.update(grads, clip.init(master))
+        master, reference = whole.step(clipped, reference, master)
+
+
+@EVERY_CORRECTED
+def test_float32_weights_are_kept_as_far_as_the_rounding_can(how):
+    master = {
+        "w": normal((64, 300), 1, 1.0, F32),
+        "gain": normal((300,), 2, 1.0, F32),
+        "b": normal((40,), 3, 1.0, BF16),
+    }
+    tx = ADAMW(rounding=how)
+    params, state = sr8.from_master(tx, master, narrow=lambda path, leaf: path != "gain")
+    assert [params[name].dtype for name in ("w", "gain", "b")] == [BF16, F32, BF16]
+    differ = np.asarray(params["w"]) != np.asarray(master["w"].astype(BF16))
+    assert differ.mean() <= (2**-7 if how == "split24" else 0)  # `split24` rounds to 24 bits first; there are no ties
+    assert_same_bits({k: params[k] for k in ("gain", "b")}, {k: master[k] for k in ("gain", "b")})
+    back = sr8.master_params(tx, params, state)
+    assert_same_bits(back["gain"], master["gain"])
+    error = np.abs(np.asarray(back["w"]) / np.asarray(master["w"]) - 1).max()
+    assert error <= {"kahan": 2**-17, "split24": 2**-16, "split32": 0}[how]
+    assert error >= {"kahan": 2**-19, "split24": 2**-18, "split32": 0}[how]
+    assert_same_bits(tx.init(params)._replace(correction=state.correction), state)
+    tx.step(params, state, params)
+
+
+@pytest.mark.skipif(jax.device_count() < 8, reason="needs eight devices")
+@pytest.mark.parametrize("kind", [jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit], ids=str)
+def test_float32_weights_go_on_where_they_are(kind):
+    mesh = jax.make_mesh((4, 2), ("a", "b"), axis_types=(kind, kind))
+    master, tx = {"w": normal((64, 512), 1, 1.0, F32)}, ADAMW(rounding="split24")
+    alone = sr8.from_master(tx, master)
+    with jax.set_mesh(mesh):
+        placed = jax.device_put(master, jax.NamedSharding(mesh, jax.P("a", "b")))
+        params, state = sr8.from_master(tx, placed)
+        assert_same_bits((params, state), alone)
+        assert params["w"].sharding == placed["w"].sharding
+        for leaf, where in zip(jax.tree.leaves(state), jax.tree.leaves(sr8.shardings(tx, params)), strict=True):
+            assert leaf.sharding.is_equivalent_to(where, leaf.ndim)
+
+
+def test_nothing_goes_on_where_nothing_is_kept():
+    wide = jax.tree.map(lambda p: p.astype(F32), small())
+    with pytest.raises(ValueError, match=r"float32 to bfloat16 by 'stochastic'.*'split24'.*tx\.init"):
+        sr8.from_master(ADAMW(), wide)
+    with pytest.raises(ValueError, match="here: bfloat16 to bfloat16 by 'kahan'"):
+        sr8.from_master(ADAMW(rounding="kahan"), small())
+    with pytest.raises(ValueError, match="here: float32 to float32 by 'kahan'"):
+        sr8.from_master(ADAMW(rounding="kahan"), wide, narrow=lambda path, leaf: False)
+    with pytest.raises(TypeError, match="expected an optimizer"):
+        sr8.from_master(optax.adamw(1e-3), small())
+    with pytest.raises(TypeError, match="w: int32"):
+        sr8.from_master(ADAMW(rounding="kahan"), {"w": jnp.zeros((3,), jnp.int32)})
+
+
 @EVERY_CORRECTED
 def test_what_a_state_keeps(how):
     tx, params = ADAMW(rounding=how), mixed()

@@ -20,7 +20,7 @@ SMALL = dict(
     text="code", optimizer="adamw", width=64, layers=1, head=32, length=16, batch=2, steps=8, validation_batches=1
 )
 SMALL |= dict(shape="decaying", end=0.1, tuned=1e-3, rounds=2, loop=dict(optimizer=2, training=2))
-ARMS = ["nearest/offset_nearest", "stochastic/offset", "nearest/offset_nearest"]
+ARMS = ["float32/float32", "stochastic/offset", "float32/float32"]
 
 
 @pytest.mark.parametrize("kind", overhead.KINDS)

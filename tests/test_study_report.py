@@ -15,8 +15,8 @@ from scipy import stats
 pytest.importorskip("statsmodels")
 STUDY = Path(__file__).parents[1] / "examples" / "study"
 sys.path.insert(0, str(STUDY))
-pairs, report, report_checks, report_tables = map(
-    importlib.import_module, ("pairs", "report", "report_checks", "report_tables")
+pairs, report, report_checks, report_negatives, report_tables = map(
+    importlib.import_module, ("pairs", "report", "report_checks", "report_negatives", "report_tables")
 )
 
 pytestmark = pytest.mark.slow
@@ -187,8 +187,9 @@ def test_the_page_repeats_whatever_the_order_of_rows(tmp_path):
     text = pages[0].read_text(encoding="utf-8")
     assert "$" not in text
     assert text.index("| `nearest` | 0.001 | 1 | 0.5 | no |") < text.index("| `stochastic` | 0.01 | 0.1 | 0.5 | yes |")
-    # Other closed forms, three tables of stale moments, runs made twice, overhead, and the tasks: not in these records.
-    assert text.count(report.MISSING) == 3 + 3 + 2 + 1
+    # Other closed forms, three tables of stale moments, runs made twice, overhead, weights with something beside them,
+    # and the tasks: not in these records.
+    assert text.count(report.MISSING) == 3 + 3 + 2 + 1 + 1
     assert [line.count("not shown") for line in text.splitlines() if line.startswith("| pretrain |")][:4] == [
         0,
         0,
@@ -232,10 +233,21 @@ def test_runs_made_twice_are_compared_by_seed():
     assert report.again_table(rows, []) == ""
 
 
+def test_corrected_weights_are_compared_with_float32_ones_of_the_same_moments():
+    gaps = {"float32/offset": 0.5, "kahan/offset": 0.6, "kahan/float32": 0.7}
+    assert report_negatives.corrected_table(rows_of(gaps, noise=0)) == ""  # one arm is no comparison
+    gaps |= {"stochastic/offset": 0.4, "nearest/offset": 0.9}
+    lines = report_negatives.corrected_table(rows_of(gaps, noise=0)).splitlines()[2:]
+    assert [line.split(" | ")[0] for line in lines] == ["| `stochastic/offset`", "| `kahan/offset`"]
+    assert "+0.0100" in lines[1]
+    assert "+0.1000" in lines[1]
+
+
 def test_overhead_is_that_of_the_same_round():
     """By medians: where the machine halts in one round, the mean of the others is lost in it."""
     base = np.arange(1.0, 8.0)
-    ms = {"base": [*base], "other": [*base[:-1] + 0.5, 99.0], "again": [*base + [-3e-3, -2e-3, -1e-3, 0, 1e-3, 1e-3, 2e-3]]}
+    again = base + np.array([-3, -2, -1, 0, 1, 1, 2]) / 1e3
+    ms = {"base": [*base], "other": [*base[:-1] + 0.5, 99.0], "again": [*again]}
     rows = [{"cell": {"kind": "training"}, "result": {"parameters": 7, "ms": ms}}]
     lines = report_checks.overhead_table(rows).splitlines()[2:]
     assert lines[0] == "| training | `base` | 4 |  |"

@@ -16,6 +16,8 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 
 from optax_sr8bit_kernels.triton_kernel import step_leaves  # noqa: E402
 
+pytestmark = pytest.mark.slow  # of JAX it needs next to nothing
+
 VARIANTS = {
     "offset_philox": codecs.Offset(dither="philox"),
     "offset_nearest": codecs.Offset(dither="nearest"),
@@ -98,13 +100,7 @@ def assert_compiles(*args, capability=90, **kwargs):
 
 @pytest.mark.parametrize(
     ("codec", "how"),
-    [
-        pytest.param(
-            codec, how, marks=() if codec == "offset" or how in ("stochastic", "split24") else pytest.mark.slow
-        )
-        for codec in EVERY_CODEC
-        for how in EVERY_ROUNDING
-    ],
+    [(codec, how) for codec in EVERY_CODEC for how in EVERY_ROUNDING],
 )
 def test_every_codec_and_rounding_compiles(codec, how):
     assert_compiles(ADAMW, codec, how)
@@ -121,7 +117,6 @@ def test_every_rule_and_its_flags_compile(opt):
     assert_compiles(opt)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("codec", "how"), [*((codec, "stochastic") for codec in EVERY_CODEC[1:]), ("offset", "split24")]
 )

@@ -122,7 +122,7 @@ def estimate(difference: np.ndarray) -> Estimate | None:
 
 
 def median(difference: np.ndarray) -> Estimate:
-    """With an interval from the order of the differences, which assumes nothing of them but that they are independent."""
+    """With an interval from the order of the differences, which assumes nothing but that they are independent."""
     ends = quantile_test(difference, p=0.5).confidence_interval(0.95)
     return Estimate(len(difference), float(np.median(difference)), float(ends.low), float(ends.high))
 

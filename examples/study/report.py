@@ -21,8 +21,8 @@ from pairs import REFERENCE, Judged, Rows, differences, estimate, judged, rates_
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parents[1] / "docs" / "evidence.md"
-TRAINING = ("pretrain", "finetune", "restart", "digits", "h200_adamw", "h200_lion", "h200_large")
-LANGUAGE = tuple(name for name in TRAINING if name not in ("restart", "digits"))
+TRAINING = ("pretrain", "finetune", "restart", "start_on_grid", "digits", "h200_adamw", "h200_lion", "h200_large")
+LANGUAGE = tuple(name for name in TRAINING if name not in ("restart", "start_on_grid", "digits"))
 OTHERS = ("closed_form", "stale_moments", "h200_again", "h200_overhead")
 BENCHMARKS = [HERE.parent / "benchmarks" / "records" / f"{name}.json" for name in ("h200_single", "h200_family")]
 MISSING = "*Not measured yet.*"
@@ -215,6 +215,7 @@ def names_of(folder: Path, registration: dict[str, Any], published: dict[str, An
         "ordering_accuracy": tables.ordering_table({n: r for n, r in rows_of.items() if n == "digits"}, "accuracy"),
         "leaves": tables.leaf_table(rows_of.get("pretrain", []), negatives.MAIN_ARMS),
         "gaps_h200": tables.each(h200, tables.gap_table),
+        "corrected": tables.each({n: r for n, r in rows_of.items() if n != "digits"}, negatives.corrected_table),
         "cost": tables.cost_table(h200),
         "points": points_table(published["points"]),
         "reports": reports_table(published["reports"]),

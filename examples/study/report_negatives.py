@@ -21,6 +21,14 @@ def kept_table(rows: Rows) -> str:
     return tables.gap_table(rows, arms) if len(arms) > 1 else ""
 
 
+def corrected_table(rows: Rows) -> str:
+    """BF16 weights with something beside them, and without, against FP32 weights with the same moments."""
+    home = "float32/offset"
+    arms = [arm for arm in tables.arms_of(rows) if arm.endswith("/offset") and arm not in (home, "nearest/offset")]
+    rates = rates_of(rows, home)
+    return tables.gap_table(rows, arms, home, rates) if rates and len(arms) > 1 else ""
+
+
 def momentum_table(rows: Rows) -> str:
     lines = []
     for weights in tables.WEIGHTS:
