@@ -21,7 +21,9 @@ import records
 import registration
 import run
 import runs
-from arms import MOMENTS, Arm
+from arms import FROM_FLOAT32, MOMENTS, Arm
+
+import optax_sr8bit as sr8
 
 pytestmark = pytest.mark.slow
 
@@ -59,6 +61,20 @@ def test_kept_bytes_tell_the_arms_apart(results):
     assert kept["nearest/float32"] == pytest.approx(10, abs=0.3)
     assert kept["kahan/float32"] == pytest.approx(12, abs=0.3)
     assert 4 < kept["stochastic/offset"] < kept["split24/offset"] < kept["float32/offset"] < 8
+
+
+@pytest.mark.parametrize("weights", ["kahan", "split24"])
+def test_weights_begin_with_what_rounding_them_lost_or_with_nothing(weights):
+    random = np.random.default_rng(0)
+    first = {"w": jnp.asarray(random.standard_normal((64, 128)), jnp.float32)}
+    errors = []
+    for name in (weights, weights + FROM_FLOAT32):
+        arm = Arm.named("adamw", f"{name}/offset")
+        params, state = arm.begin(lambda count: 1e-3, 0, first)
+        assert params["w"].dtype == jnp.bfloat16
+        back = sr8.master_params(arm.build(lambda count: 1e-3, 0), params, state)
+        errors.append(float(jnp.abs(back["w"] / first["w"] - 1).max()))
+    assert errors[0] > 2**-10 > 2**-16 >= errors[1]
 
 
 def test_probes_see_what_each_rounding_does(results):
