@@ -16,14 +16,13 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "study"))
 import momentum
+import optax_sr8bit as sr8
 import probes
 import records
 import registration
 import run
 import runs
 from arms import FROM_FLOAT32, MOMENTS, Arm
-
-import optax_sr8bit as sr8
 
 pytestmark = pytest.mark.slow
 
