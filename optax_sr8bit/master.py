@@ -36,6 +36,7 @@ def master_params(tx: Transformation, params: Any, state: Any) -> Any:
       >>> float(params["w"][0, 0]), f"{sr8.master_params(tx, params, state)['w'][0, 0]:.4f}"
       (1.0, '0.9999')
     """
+    require(tx)
     own = _own(tx, state)
     plans = plan_tree(params, tx.options)
     states.check(tx.definition.rule, own, plans, tx.options)
@@ -112,16 +113,11 @@ def from_master(
     zeros, of = jax.tree.flatten(own.correction)
     kept = [zero if rest is None else rest for zero, rest in zip(zeros, beside, strict=True)]
     whole = own._replace(correction=jax.tree.unflatten(of, kept))
-
-    def is_own(x: Any) -> bool:
-        return isinstance(x, tx.definition.rule.state)
-
-    return params, jax.tree.map(lambda x: whole if is_own(x) else x, state, is_leaf=is_own)
+    return params, jax.tree.map(lambda x: whole if x is own else x, state, is_leaf=lambda x: x is own)
 
 
 def _own(tx: Transformation, state: Any) -> Any:
     """The optimizer's own state in that of a chain."""
-    require(tx)
     rule = tx.definition.rule
     found = states_in(state, rule)
     if len(found) != 1:

@@ -5,6 +5,7 @@ import pickle
 
 import jax
 import jax.numpy as jnp
+import meshes
 import numpy as np
 import optax
 import orbax.checkpoint as ocp
@@ -224,19 +225,18 @@ def test_float32_weights_are_kept_as_far_as_the_rounding_can(how):
     tx.step(params, state, params)
 
 
-@pytest.mark.skipif(jax.device_count() < 8, reason="needs eight devices")
-@pytest.mark.parametrize("kind", [jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit], ids=str)
+@pytest.mark.skipif(jax.device_count() < meshes.DEVICES, reason="needs eight devices")
+@meshes.KINDS
 def test_float32_weights_go_on_where_they_are(kind):
-    mesh = jax.make_mesh((4, 2), ("a", "b"), axis_types=(kind, kind))
+    mesh = meshes.mesh_of((4, 2), kind)
     master, tx = {"w": normal((64, 512), 1, 1.0, F32)}, ADAMW(rounding="split24")
     alone = sr8.from_master(tx, master)
-    with jax.set_mesh(mesh):
+    with meshes.within(mesh):
         placed = jax.device_put(master, jax.NamedSharding(mesh, jax.P("a", "b")))
         params, state = sr8.from_master(tx, placed)
         assert_same_bits((params, state), alone)
         assert params["w"].sharding == placed["w"].sharding
-        for leaf, where in zip(jax.tree.leaves(state), jax.tree.leaves(sr8.shardings(tx, params)), strict=True):
-            assert leaf.sharding.is_equivalent_to(where, leaf.ndim)
+        meshes.assert_placed_like(state, sr8.shardings(tx, params))
 
 
 def test_nothing_goes_on_where_nothing_is_kept():
